@@ -115,6 +115,12 @@ class WatchedAttempt:
     _failure: LaunchError | None = None
 
     @property
+    def oom(self) -> tuple[str, bool]:
+        """How main memory ran out under it ("": it did not), and whether that was its own limit."""
+        found = ((group.oom, group.over_limit) for group in self.groups if group.oom)
+        return next(found, ("", False))
+
+    @property
     def groups(self) -> list[Workers]:
         """All groups of processes, also the one that joins in a resize that is not done."""
         group = self.resizing.joining if self.resizing else None
@@ -179,7 +185,7 @@ class WatchedAttempt:
         joining = self.resizing.joining if self.resizing and not self.resizing.done else None
         if over and joining:
             self._fail("it ended first")  # nobody is left to let them in
-        elif not over and self.kill_at is None and self._failed:
+        elif not over and self.kill_at is None and self._failed and not self._saving_by_itself:
             self.send(signal.SIGTERM)
             self.kill_at = time.monotonic() + FAILED_GROUP_GRACE_S
         if not over or joining:
@@ -198,6 +204,11 @@ class WatchedAttempt:
         if self.over is not None:
             self.over_at = time.monotonic() - min(group.told_after_s for group in self.groups)
         return self.over is not None
+
+    @property
+    def _saving_by_itself(self) -> bool:
+        """Whether its ranks save and leave by themselves, with whatever exit codes, each in its own time."""
+        return self.self_saving is not None and self.self_saving.asked_at is not None
 
     @property
     def _members(self) -> list[Workers]:

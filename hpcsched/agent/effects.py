@@ -24,7 +24,7 @@ from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import NOT_MET_AFTER_S, RendezvousCheck
 from hpcsched.agent.resuming import Resuming
 from hpcsched.agent.timers import Timers
-from hpcsched.contract import orders
+from hpcsched.contract import orders, variables
 from hpcsched.contract.progress import Batching
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
@@ -140,7 +140,7 @@ class Effects:
                 self._launcher.forget(job.id)
                 put_aside(folder, self._site.checkpoints_of(job.id), action.attempt)
             if action.attempt > 1:
-                step = job.step if action.resume else None
+                step = job.step if told.env.get(variables.RESUME) == "1" else None
                 mark_attempt(plan.output, action.attempt, where=gpus_named(action.gpus), step=step)
             workers = self._launcher.launch(told)
         except MemoryError:

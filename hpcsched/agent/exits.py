@@ -67,6 +67,8 @@ def exited(
         if code == 0 or (code == SUSPENDED and not unreadable)
         else disk_space.first_full_directory(attempt.written_folders),
         took_s=None if asked is None else time.monotonic() - asked,
+        oom=attempt.oom[0],
+        over_limit=attempt.oom[1],
         lasted_s=attempt.over_at - attempt.began if attempt.measured else None,
         held=held,
         unasked=unasked,

@@ -136,7 +136,8 @@ class Resuming:
         checkpoints, folder = search.checkpoints, self._site.checkpoints_of(job.id)
         found = checkpoints.newest.path if checkpoints.newest else None
         if found is None and not checkpoints.outside:
-            return plan
+            anew = Environment(resume=False).to_environ() if job.saves_by_itself else {}
+            return replace(plan, env={**plan.env, **anew})
         first, now = (max(1, len(gpus)) for gpus in (job.attempts[0].gpus, action.gpus))
         start = Start(checkpoint=found or folder, checkpoint_dir=folder, job_id=job.id, counts=(first, now))
         return resumed(plan, restart, start)
@@ -159,7 +160,10 @@ class Resuming:
         values = {"checkpoint_dir": str(self._site.checkpoints_of(job.id)), "job_id": str(job.id)}
         restart = replace(restart, suspend_command=filled(restart.suspend_command, values))
         launcher = launcher_of(job.spec.command) is not None
-        return SelfSaving(restart, search.checkpoints, workers, self._progress.pop(job.id), launcher=launcher)
+        gone = job.saves_by_itself and bool(job.saved_step)
+        gone = gone and not (search.checkpoints.newest or search.checkpoints.outside)
+        progress = self._progress.pop(job.id)
+        return SelfSaving(restart, search.checkpoints, workers, progress, launcher=launcher, gone=gone)
 
 
 def own_checkpoints(job: Job, restart: Restart, folder: Path) -> OwnCheckpoints:

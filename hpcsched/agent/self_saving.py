@@ -28,7 +28,8 @@ STARTS_WITHIN_S = 10.0
 """Time after a launch in which a handler may still come (chosen); then the program is known to have none."""
 
 SAVING_SEEN_S = 2.0
-"""The shortest time between two words that it is still saving (chosen): each is a record of the journal."""
+"""The shortest time between two words that it is still saving (chosen), each a record of the journal; a
+quarter of its time to leave where that is less."""
 
 LAST_LOOK_S = 10.0
 """Time that the look after its end may take (chosen); a file system that hangs holds nothing up longer."""
@@ -53,6 +54,7 @@ class SelfSaving:
     Args:
         progress: what tells its steps.
         launcher: a launcher starts the program, whose exit code is then the launcher's.
+        gone: it was to go on from a checkpoint that is not there any more.
     """
 
     def __init__(
@@ -63,10 +65,11 @@ class SelfSaving:
         progress: Reader | None = None,
         *,
         launcher: bool = False,
+        gone: bool = False,
     ) -> None:
         self._restart, self._checkpoints, self._workers = restart, checkpoints, workers
         self._signal = signal.Signals[restart.signal] if restart.signal else None
-        self._progress, self._launcher = progress, launcher
+        self._progress, self._launcher, self._gone = progress, launcher, gone
         self.report: Report | None = None
         """The newest step that was seen."""
         self._began, self._wake = time.monotonic(), threading.Event()
@@ -75,6 +78,8 @@ class SelfSaving:
         """When it was asked to save and to end, first."""
         self._caught = False
         """Whether it caught that."""
+        self._grace_s = 0.0
+        """The time that it was given for that."""
         self._before_asked: Saved | None = None
         self._outside: tuple[int, str] | None = None
         """What became of the suspend command, once that is known."""
@@ -126,7 +131,7 @@ class SelfSaving:
         saves it from outside, within this time."""
         if self.asked_at is None:
             self.asked_at, self._before_asked = time.monotonic(), self.seen.newest
-            self._caught = self._catches()
+            self._caught, self._grace_s = self._catches(), within_s
         if self._restart.suspend_command:
             self._command_until = time.monotonic() + within_s + COMMAND_ENDS_WITHIN_S
             self._workers.save_by(self._restart.suspend_command, within_s)
@@ -144,6 +149,9 @@ class SelfSaving:
     ) -> Iterator[ev.Event]:
         """What has been seen since the last call. `at`: now, on the run's clock, `now_wall` as Unix time."""
         seen, now = self.seen, time.monotonic()
+        if self._gone:
+            self._gone = False
+            yield ev.CheckpointSaved(at=at, job_id=job_id, attempt=attempt, step=0)
         known = seen.handles or seen.newest is not None or now >= self._began + STARTS_WITHIN_S
         newest = seen.newest
         saved_at = max(0.0, min(at, at + (newest.saved_at - now_wall) * speed)) if newest else None
@@ -158,7 +166,7 @@ class SelfSaving:
                 at=at, job_id=job_id, attempt=attempt, handles=seen.handles, step=step, saved_at=saved_at
             )
         saving = self.asked_at is not None and seen.changed_at > max(self.asked_at, self._told_saving)
-        if saving and now >= self._told_saving + SAVING_SEEN_S:
+        if saving and now >= self._told_saving + min(SAVING_SEEN_S, self._grace_s / 4):
             self._told_saving = now
             yield ev.SavingSeen(at=at, job_id=job_id, attempt=attempt)
         self.look_outside()

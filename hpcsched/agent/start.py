@@ -353,6 +353,8 @@ def _admission(
         hosts=hosts.granted,  # a job for more than have come waits for an allocation in which they do
         cores=most_cores(hosts.cores, hosts.inventory),
         memory_mib=max((size for size in sizes if size is not None), default=None),
+        devices=hosts.inventory,
+        host_cores=hosts.cores,
     )
 
 

@@ -11,6 +11,7 @@ from hpcsched import dialects
 from hpcsched.contract import schema
 from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
 from hpcsched.core.model import SIGNALS
+from hpcsched.jobfile.needs import GPU_TYPE, MODULES, MOST_CPUS, SIZE
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -115,3 +116,11 @@ class Job:
     batch: Literal["fixed", "scales"] | None = option(one_of("fixed", "scales"), None)
     suspend_command: Sequence[str] = option(_WORDS, ())
     resume_command: Sequence[str] = option(_WORDS, ())
+    time: float | str | None = option(TIME, None)
+    cpus_per_gpu: int | None = option(
+        whole(f"a number of cores for each GPU, 1 to {MOST_CPUS}", most=MOST_CPUS), None
+    )
+    memory: str | None = option(SIZE, None)
+    gpu_type: str | None = option(GPU_TYPE, None)
+    gpu_memory: str | None = option(SIZE, None)
+    modules: Sequence[str] = option(MODULES, ())

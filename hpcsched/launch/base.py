@@ -12,6 +12,7 @@ from typing import Protocol
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order
 from hpcsched.core.model import Device, PythonEnvironment
+from hpcsched.core.needs import Needs
 
 LOST = 255
 """The exit code of a process whose own is not known, as somebody else has reaped it: never success."""
@@ -38,7 +39,8 @@ class LaunchPlan:
     their numbers are those after the resize, and `joins` ("host:port") is where its rank 0 awaits them.
     `arena`: the ranks get the job's arena, shared memory that outlives them. `idle`: they get processor time
     only when nobody else wants their cores. `share`: how much of its cores' time a program that is not ours
-    may use, in cores; None: it is not held to any.
+    may use, in cores; None: it is not held to any. `needs`: its cores for each GPU, its memory on each host,
+    its modules.
     """
 
     job_id: int
@@ -62,6 +64,7 @@ class LaunchPlan:
     idle: bool = False
     share: float | None = None
     asks: signal.Signals | None = None
+    needs: Needs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,14 @@ class Workers(Protocol):
     def told_after_s(self) -> float:
         """How many seconds after the last rank's end `reap` has told of it, as another host waited for the
         memory of its GPUs."""
+
+    @property
+    def oom(self) -> str:
+        """How main memory ran out under them, in words; "" if that is not why they have ended."""
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether that was more than the job may have."""
 
     @property
     def progress_fd(self) -> int | None:

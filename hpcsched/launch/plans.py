@@ -130,6 +130,7 @@ def plan_attempt(
         idle=lane == "background" and all(device.kind == "cpu" for device in devices),
         share=seats[0].share if command and seats else None,
         asks=signal.Signals[asks] if command and asks else None,
+        needs=None if stand_in is not None else spec.needs,
         first_rank=first_rank,
         world_size=None if joins is None else len(seats or gpus),
         joins=joins,

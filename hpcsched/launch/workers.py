@@ -49,6 +49,10 @@ class LocalWorkers:
         self.told_after_s = 0.0
         self.address, self.port = placement.address, placement.port or 0
         """The rendezvous of the ranks."""
+        self.oom, self.over_limit = "", False
+        self.on_failed: Callable[[bool], tuple[str, bool]] = lambda killed: ("", False)
+        """Called when a rank has failed, with whether by a SIGKILL that is not ours: how memory ran out ("":
+        it did not), and whether that was the job's own limit."""
         self.on_held: Callable[[int], object] = lambda attempt: None
         """Called, once all have ended, with the attempt that has left its state in shared memory."""
         self.before_leaving: list[Callable[[], object]] = []
@@ -76,6 +80,7 @@ class LocalWorkers:
         self._ended: list[int] = []  # exit codes in order of time
         self._ours: set[int] = set()  # leaders not reaped: nobody else can have their pids
         self._code: int | None = None
+        self._killing = False
         self._killed: list[tuple[int, int]] = []
         """Processes outside of the ranks' groups that were killed when all had ended."""
 
@@ -150,6 +155,7 @@ class LocalWorkers:
         """
         self._look()
         leaving = sig in LEAVE_SIGNALS
+        self._killing |= sig is signal.SIGKILL
         for call in self.before_leaving if leaving else ():
             call()
         if sig is signal.SIGKILL and self.kill is not None and self._ours:
@@ -304,6 +310,9 @@ class LocalWorkers:
                     continue
                 code = found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
                 code = SUSPENDED if self._has_left() else code
+                if code not in (0, SUSPENDED) and not self.oom:
+                    by_others = code == 128 + signal.SIGKILL and not self._killing
+                    self.oom, self.over_limit = self.on_failed(by_others)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             del self._running[pid]

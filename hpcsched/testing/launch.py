@@ -81,6 +81,8 @@ class FakeWorkers:
         self.held: bytes | None = None
         self.record: bytes | None = None
         self.told_after_s = 0.0
+        self.oom = ""
+        self.over_limit = False
         self.where = joins or f"127.0.0.1:{FIRST_PORT}"
         self.told: list[Mapping[str, Any]] = []
         self.expected: list[int] = []

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from hpcsched.agent.cpu_cores import host_cores
+from hpcsched.agent.cpu_cores import gpu_cores, host_cores
 from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.monitor import Monitor
@@ -58,8 +58,10 @@ class NodeAgent:
     def __init__(self, join: Join, name: str, devices: Devices, connection: HeadConnection) -> None:
         self._join, self._name, self._devices = join, name, devices
         self._inventory = devices.inventory()
+        self._cores = host_cores(devices, name, cpus_per_gpu=join.cpus_per_gpu, granted=join.cpus.get(name))
         self._launcher = LocalLauncher(
             cpus=devices.cpus,
+            gpu_cores=gpu_cores(self._cores),
             device_env=devices.environment,
             numbered=devices.numbered,
             shielded=frozenset(map(signal.Signals, join.shielded)),
@@ -200,12 +202,7 @@ class NodeAgent:
             speed=self._devices.speed,
             address=address_towards(self._join.endpoint),
             wall=time.time(),
-            cores=host_cores(
-                self._devices,
-                self._name,
-                cpus_per_gpu=self._join.cpus_per_gpu,
-                granted=self._join.cpus.get(self._name),
-            ),
+            cores=self._cores,
         )
 
     def _send(self, message: protocol.NodeMessage) -> None:

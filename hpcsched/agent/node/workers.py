@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hpcsched.contract import files
 from hpcsched.contract.codec import SMALL_BYTES
@@ -167,12 +168,13 @@ class PartWatcher:
                 yield protocol.Failing(self._part)
             return
         yield from self.progress(time.monotonic())[0]
+        oom: dict[str, Any] = {"oom": self.workers.oom, "over_limit": self.workers.over_limit}
         if not self._first:
-            yield protocol.Exited(self._part, code)
+            yield protocol.Exited(self._part, code, **oom)
             return
         yield from self._answer()
         # Read after what is held: whoever makes that durable writes the record first.
-        yield protocol.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held)
+        yield protocol.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held, **oom)
 
     def ask_to_save(self) -> None:
         """Send SIGTSTP if the program has made its ready file, the signal that it saves on, or SIGTERM."""

@@ -20,7 +20,7 @@ from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import JobSpec, PythonEnvironment
+from hpcsched.core.model import JobSpec, JobState, PythonEnvironment
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
@@ -108,7 +108,7 @@ def retry(
         raise click.UsageError("name jobs, or give --failed")
     rundir = find_run(ctx, dir_)
     status = read_status(rundir)
-    chosen = [job for job in status.jobs if job.state == "FAILED"] if failed else select(status, jobs)
+    chosen = [job for job in status.jobs if JobState(job.state).failed] if failed else select(status, jobs)
     if not chosen:
         raise HpcschedError("no job has failed")
     command = Command(command="retry", targets=[job.id for job in chosen], from_scratch=from_scratch)

@@ -12,6 +12,7 @@ from collections import deque
 import msgspec
 
 from hpcsched.core.model import Device, HostCores, PythonEnvironment
+from hpcsched.core.needs import Needs
 from hpcsched.decoding import decode_message
 
 PROTOCOL = 6
@@ -161,6 +162,7 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
 
     On the host of rank 0 `record` is STATE.json, and `held` the held file of a quick suspend; either may be
     the newer one. `after_s`: how many seconds ago they had, as the memory of their GPUs was still in use.
+    `oom`, `over_limit`: main memory ran out, see `Workers`.
     """
 
     part: int
@@ -168,6 +170,8 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     record: bytes | None = None
     held: bytes | None = None
     after_s: float = 0.0
+    oom: str = ""
+    over_limit: bool = False
 
 
 class Catches(msgspec.Struct, frozen=True, tag="catches"):
@@ -274,6 +278,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     idle: bool = False
     share: float | None = None
     asks: int = 0
+    needs: Needs | None = None
 
     @property
     def ranks(self) -> int:

@@ -193,6 +193,7 @@ class HeadSessions:
             case protocol.LaunchFailed(error=error, transient=transient, host_fault=host_fault):
                 workers.launch_failed(part, error, transient=transient, host_fault=host_fault)
             case protocol.Exited(code=code, record=record, held=held, after_s=after_s):
+                workers.ran_out(part, message.oom, over_limit=message.over_limit)
                 workers.record = workers.record if record is None else record
                 workers.held = workers.held if held is None else held
                 workers.ended(part, code, after_s)

@@ -22,6 +22,7 @@ from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
 from hpcsched.launch.remote import protocol
+from hpcsched.printing import printable
 
 Send = Callable[[str, protocol.HeadMessage], None]
 """Sends a message that must arrive to a host's node agent."""
@@ -82,6 +83,7 @@ def part_launches(
                 idle=plan.idle,
                 share=plan.share,
                 asks=plan.asks or 0,
+                needs=plan.needs,
             )
         )
     return orders
@@ -115,6 +117,7 @@ def plan_from_message(
         idle=order.idle,
         share=order.share,
         asks=signal.Signals(order.asks) if order.asks else None,
+        needs=order.needs,
     )
     placement = RankPlacement(
         first_rank=order.first_rank,
@@ -164,6 +167,7 @@ class RemoteWorkers:
         self.held: bytes | None = None
         self.record: bytes | None = None
         self.saved_by: tuple[int, str] | None = None
+        self.oom, self.over_limit = "", False
         self._expected = self.parts[0].order.attempt
         self._address, self._send, self._pump = address, send, pump
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -331,6 +335,12 @@ class RemoteWorkers:
             self.failing(part)
         if self.over:
             self._sound()
+
+    def ran_out(self, part: AttemptPart, words: str, *, over_limit: bool) -> None:
+        """Note that main memory ran out on the host of a part ("": it did not); the first word counts."""
+        if words and not self.oom:
+            self.oom = f"on host {part.host} {printable(words[:300])}"
+            self.over_limit = over_limit
 
     def lost(self, part: AttemptPart, why: str) -> None:
         """Note that the part's host was lost and is fenced."""

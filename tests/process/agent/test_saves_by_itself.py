@@ -99,6 +99,7 @@ def test_a_drain_saves_them_and_they_go_on(bench: Bench) -> None:
     assert bench.all_gone()
 
 
+@pytest.mark.slow
 def test_a_suspend_of_one_makes_room_for_another(bench: Bench) -> None:
     agent = bench.start(
         bench.set_of(trains(bench, "a", "--steps", LONG, "--stop-by", "SIGTERM")), "--devices", "cpu:1"
@@ -114,6 +115,61 @@ def test_a_suspend_of_one_makes_room_for_another(bench: Bench) -> None:
     assert agent.wait() == 0
 
 
+@pytest.mark.slow
+def test_a_slow_save_has_its_time_as_long_as_it_writes(bench: Bench) -> None:
+    """Six seconds of writing within a grace time of two."""
+    writes = textwrap.dedent("""
+        trap 'save' TERM
+        save() {
+            mkdir -p a/tmp-checkpoint-7
+            for part in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 0.5; echo x > a/tmp-checkpoint-7/$part; done
+            mv a/tmp-checkpoint-7 a/checkpoint-7; echo saved 7; exit 0
+        }
+        echo from ${1:-0}; while :; do sleep 0.1; done
+    """)
+    (bench.folder / "writes.sh").write_text(writes)
+    agent = bench.start(
+        bench.set_of(trains(bench, "a", command=["bash", "writes.sh"], resume_args=["7"])),
+        *("--devices", "cpu:1", "--grace", "2"),
+    )
+    bench.ready("a")
+    bench("drain")
+    assert agent.wait() == 75, agent.said
+    assert "saved at step 7" in agent.said
+    assert "SIGTERM" not in agent.said and "SIGKILL" not in agent.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGUSR1"])
+def test_ranks_of_torchrun_save_and_leave(bench: Bench, by: str) -> None:
+    """torchrun itself is not told: it would end its ranks, and kill them after half a minute."""
+    pytest.importorskip("torch", reason="torchrun comes with torch")
+    ranks = "import os\nif os.environ['RANK'] == '0':\n    exec(open('train.py').read())\nelse:\n"
+    ranks += "    import signal, time\n    told = []\n"
+    ranks += f"    signal.signal(signal.{by}, lambda *_: told.append(1))\n"
+    ranks += "    while not told: time.sleep(0.05)\n    print('rank 1 leaves', flush=True)\n"
+    (bench.folder / "ranks.py").write_text(ranks)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "ranks.py"]
+    command += ["--out", "a", "--steps", str(LONG), "--stop-by", by]
+    agent = bench.start(
+        bench.set_of(trains(bench, "a", command=command, suspend_signal=by)), "--devices", "cpu:2"
+    )
+    bench.ready("a")
+    bench.until(lambda: bench.job("a").get("ready") and said(bench, 1, "from"))
+    bench("drain")
+    assert agent.wait() == 75, agent.said
+    (saved,) = said(bench, 1, "saved")
+    assert "rank 1 leaves" in bench.output(1)
+    assert f"saved at step {saved}" in agent.said
+    again = bench.start("--resume", "--devices", "cpu:2")
+    bench.until(lambda: len(said(bench, 1, "from")) == 2)
+    assert said(bench, 1, "from")[1] == saved
+    bench("cancel", "a")
+    assert again.wait() == 0, again.said
+    assert bench.all_gone()
+
+
+@pytest.mark.slow
 def test_what_was_there_before_the_job_began_is_not_its_own(bench: Bench) -> None:
     old = bench.folder / "a" / "checkpoint-900"
     old.mkdir(parents=True)
@@ -130,7 +186,7 @@ def test_what_was_there_before_the_job_began_is_not_its_own(bench: Bench) -> Non
     assert agent.wait() == 0, agent.said
 
 
-@pytest.mark.parametrize("how", ["handler", "as it goes"])
+@pytest.mark.parametrize("how", ["handler", pytest.param("as it goes", marks=pytest.mark.slow)])
 def test_an_agent_that_is_killed_finds_the_newest_checkpoint_again(bench: Bench, how: str) -> None:
     """With a handler its orphan saves once more; without one it goes on from what it had."""
     options = ["--stop-by", "SIGTERM"] if how == "handler" else ["--every", 10]
@@ -154,7 +210,7 @@ kill -STOP $1 && cp "$3" "$2" && exit ${4:-0}
 """
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_command_saves_it_from_outside(bench: Bench, code: int) -> None:
     """A bash program that knows of nothing; a stand-in for CRIU writes its counter down."""
     (bench.folder / "dump.sh").write_text(DUMP)

@@ -9,7 +9,7 @@ from hpcsched.core.actions import Launch, Suspend, Terminate
 from hpcsched.core.model import Kind, Restart
 from hpcsched.core.reasons import Why
 from hpcsched.core.saving import how_suspended
-from hpcsched.testing.builders import Driver, a_job, a_profile
+from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
 
 HANDLES = Restart(signal="SIGUSR1", saved_codes=(85,))
 
@@ -212,3 +212,26 @@ def test_how_it_is_suspended_is_said_in_one_line():
     )
     run.tell(ev.RestartSeen, "a", handles=True, step=500, saved_at=0.0)
     assert said().endswith(", SIGTERM; newest checkpoint of step 500, 3 min ago; a suspend now loses nothing")
+
+
+@pytest.mark.parametrize("policy", ["marble", "planner", "equal", "optimus"])
+def test_it_waits_until_as_many_gpus_are_free_as_it_began_on(policy):
+    run = Planned(a_saver(gpus=(1, 2)), gpus=4, policy=policy, profiles=[a_profile("a", [1.0, 2.0])])
+    run.tell(ev.WorkersSpawned, "a", processes=((100, 1),))
+    run.tell(ev.RestartSeen, "a", handles=True, step=10, saved_at=0.0)
+    assert run.job("a").width == 2
+    run.suspend("a")
+    run.exits("a", 143, step=10)
+    run.submit(a_job("b", gpus=3))
+    run.resume("a")
+    assert run.states() == ["SUSPENDED", "STARTING"]
+    assert str(run.machine.waiting_reason(run.job("a"))).startswith("waits for")
+    run.exits("b", 0)
+    assert run.job("a").width == 2
+
+
+def test_equal_shares_are_counts_that_jobs_may_have():
+    profiles = [a_profile(name, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) for name in ("a", "b")]
+    jobs = [a_job(name, gpus=(2, None), gpus_multiple=2) for name in ("a", "b")]
+    run = Driver(*jobs, gpus=6, policy="equal", profiles=profiles)
+    assert [run.job(name).width for name in ("a", "b")] == [4, 2]
