@@ -128,11 +128,14 @@ class SelfSaving:
 
     def ask(self, within_s: float) -> None:
         """Have it save and end: by its signal if it catches that, else by SIGTERM; or by the command that
-        saves it from outside, within this time."""
+        saves it from outside, within this time. One whose training is done is left to end by itself: started
+        again, its framework would do a step more."""
         if self.asked_at is None:
             self.asked_at, self._before_asked = time.monotonic(), self.seen.newest
             self._caught, self._grace_s = self._catches(), within_s
-        if self._restart.suspend_command:
+        if self.seen.newest is not None and self.seen.newest.done:
+            pass
+        elif self._restart.suspend_command:
             self._command_until = time.monotonic() + within_s + COMMAND_ENDS_WITHIN_S
             self._workers.save_by(self._restart.suspend_command, within_s)
         elif self._signal:

@@ -49,6 +49,7 @@ from hpcsched.core.mechanisms.cpu.cores import most_cores
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
+from hpcsched.dialects import what_was_recognised
 from hpcsched.launch.remote.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
@@ -284,6 +285,9 @@ def run(
             say(note)
         for job_id, what in edits.said.items():
             say(f"job {machine.run.jobs[job_id].spec.name}: {what}")
+        submitted = (event.jobs for event in new_jobs if isinstance(event, ev.JobsSubmitted))
+        for line in what_was_recognised(spec for jobs in submitted for spec in jobs):
+            say(line)
         for line in compute_modes(hosts.inventory).values():
             say(line)
         if allocation.kind != "none":

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hpcsched.core.model import Device
 
 _WORD = re.compile(r"[a-z0-9.]+")
 
@@ -56,16 +52,6 @@ class Needs:
         return ", ".join(said)
 
 
-def suits(needs: Needs | None, device: Device) -> bool:
-    """Whether a job with these needs can use a device."""
-    if needs is None or device.kind in PRETENDED:
-        return True
-    return needs.suits(device.kind, device.memory_mib)
-
-
-PRETENDED = ("replay", "simulated")
-"""Kinds of GPUs that are not there: each stands for whatever a job needs."""
-
 ENOUGH = 0.95
 """The share of `gpu_memory` that a GPU must have (chosen): one that is sold with 40 GB shows
 a little less, as ECC and the driver take some."""
@@ -81,8 +67,11 @@ def is_type(wanted: str, kind: str) -> bool:
 
 
 def said_mib(mib: float) -> str:
-    """MiB in words: as G of 1024 MiB from one on."""
-    return f"{mib / 1024:.4g}G" if mib >= 1024 else f"{mib:.4g}M"
+    """MiB in words, as people write them: "16G"."""
+    for unit, size in (("T", 2.0**20), ("G", 2.0**10)):
+        if mib >= size:
+            return f"{mib / size:.4g}{unit}"
+    return f"{mib:.4g}M"
 
 
 def said_time(seconds: float) -> str:

@@ -7,7 +7,7 @@ command is a `core.model.Restart`. Nothing of a framework or of a user's program
 from hpcsched.dialects.checkpoint import all_done, step_of
 from hpcsched.dialects.pattern import step_pattern
 from hpcsched.dialects.progress import Reader, Report, matching, progress_of
-from hpcsched.dialects.table import NAMES, recognise, restart_of, why_not
+from hpcsched.dialects.table import NAMES, recognise, restart_of, what_was_recognised, why_not
 
 __all__ = [
     "NAMES",
@@ -20,5 +20,6 @@ __all__ = [
     "restart_of",
     "step_of",
     "step_pattern",
+    "what_was_recognised",
     "why_not",
 ]

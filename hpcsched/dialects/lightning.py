@@ -15,6 +15,8 @@ _PACKAGES = ("lightning", "pytorch_lightning")
 
 def speaks(script: Script, call: Call) -> tuple[Restart, str] | None:
     """How a script is restarted, and why that is sure; None where it is not Lightning's. Raises NotSure."""
+    if script.packages.isdisjoint(_PACKAGES):
+        return None
     if lines := _of_lightning(script, "LightningCLI"):
         return _command_line(script, call, lines)
     trainers = _of_lightning(script, "Trainer")
@@ -47,7 +49,7 @@ def _of_lightning(script: Script, name: str) -> list[ast.Call]:
 
 def _resumes(script: Script) -> str | None:
     """The option that takes a checkpoint; None: it looks for its last one itself."""
-    fits = [one for one in script.calls if isinstance(one.func, ast.Attribute) and one.func.attr == "fit"]
+    fits = [one for one in script.called("fit") if isinstance(one.func, ast.Attribute)]
     given = keyword(fits[0], "ckpt_path") if len(fits) == 1 else None
     if given is None:
         raise NotSure("not one call of fit() with ckpt_path")

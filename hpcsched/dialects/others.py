@@ -42,7 +42,7 @@ def nanogpt(script: Script, call: Call) -> tuple[Restart, str] | None:
 
 def accelerate(script: Script, call: Call) -> tuple[Restart, str] | None:
     """A loop with Accelerate that calls `save_state(f"out/step_{n}")`, and `load_state` of an option."""
-    if not any(origin == "accelerate.Accelerator" for origin in script.imported.values()):
+    if "accelerate" not in script.packages or not script.called("Accelerator"):
         return None
     saves, loads = script.called("save_state"), script.called("load_state")
     if not saves or not loads:

@@ -66,6 +66,7 @@ def step_pattern(text: str) -> StepPattern:
     """A pattern as it is written; raises BadInput, which says what is accepted."""
     if len(text) > _MOST_PATTERN:
         raise BadInput(f"at most {_MOST_PATTERN} characters")
+    text = text.replace("([0-9]+)", _GROUP)
     if text.count(_GROUP) != 1:
         raise BadInput(r"one (\d+) where the number of the step stands, such as 'step (\d+)'")
     before, _, after = text.partition(_GROUP)

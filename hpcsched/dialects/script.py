@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from hpcsched.decoding import read_file
@@ -32,7 +33,7 @@ class Option:
     flag: bool = False
 
 
-@dataclass(slots=True)
+@dataclass
 class Script:
     """What is seen of a script. `imported` maps a local name to "package.module.name"."""
 
@@ -50,14 +51,27 @@ class Script:
     texts: set[str] = field(default_factory=set)
     """All literal texts of at most 80 characters."""
 
-    @property
+    @cached_property
     def flags(self) -> frozenset[str]:
         """All spellings of its options."""
         return frozenset(name for option in self.options.values() for name in option.names)
 
+    @cached_property
+    def packages(self) -> frozenset[str]:
+        """The packages that it imports."""
+        return frozenset(origin.partition(".")[0] for origin in self.imported.values())
+
+    @cached_property
+    def by_name(self) -> Mapping[str, list[ast.Call]]:
+        """Its calls, by the last part of the name of what is called."""
+        found: dict[str, list[ast.Call]] = {}
+        for call in self.calls:
+            found.setdefault(self.name_of(call.func), []).append(call)
+        return found
+
     def called(self, *names: str) -> list[ast.Call]:
         """The calls of what is imported as one of these names, from wherever, or is one of these methods."""
-        return [call for call in self.calls if self.name_of(call.func) in names]
+        return [call for name in names for call in self.by_name.get(name, [])]
 
     def name_of(self, func: ast.expr) -> str:
         """The last part of what an expression names: `Trainer` of `L.Trainer`, and of an imported one."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from hpcsched.core.model import Restart
+from hpcsched.core.model import JobSpec, Restart
 from hpcsched.dialects import lightning, others, script, transformers
 from hpcsched.dialects.command import Call, NotSure, call_of
 from hpcsched.dialects.known import KNOWN, NAMES
 
-__all__ = ["NAMES", "recognise", "restart_of", "why_not"]
+__all__ = ["NAMES", "recognise", "restart_of", "what_was_recognised", "why_not"]
 
 _BY_SCRIPT = (transformers.speaks, lightning.speaks, *others.BY_SCRIPT)
 
@@ -41,6 +41,19 @@ def recognise(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> 
         return _recognised(command, workdir, env)
     except NotSure:
         return None
+
+
+def what_was_recognised(specs: Iterable[JobSpec]) -> list[str]:
+    """What people are told of jobs that were recognised: a line for each script and the like."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for spec in specs:
+        if spec.restart is not None and spec.restart.recognised:
+            names.setdefault((spec.restart.speaks, spec.restart.recognised), []).append(spec.name)
+    return [
+        f"{', '.join(jobs[:3])}{f' and {len(jobs) - 3} more' if len(jobs) > 3 else ''}:"
+        f" recognised to speak {speaks}: {why} (`speaks` in the job file says otherwise)"
+        for (speaks, why), jobs in names.items()
+    ]
 
 
 def why_not(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> str:
@@ -83,7 +96,7 @@ def _spoken(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> tu
 
 
 def _by_script(read: script.Script, call: Call) -> Iterator[tuple[Restart, str]]:
-    if any(origin.partition(".")[0] == "hpcsched" for origin in read.imported.values()):
+    if "hpcsched" in read.packages:
         raise NotSure("it keeps the contract itself")
     call = replace(call, options=read.flags)
     for speaks in _BY_SCRIPT:

@@ -24,7 +24,7 @@ _OTHER_BATCH = frozenset({
 
 def speaks(script: Script, call: Call) -> tuple[Restart, str] | None:
     """How a script is restarted, and why that is sure; None where it has no Trainer. Raises NotSure."""
-    if not _has_trainer(script):
+    if script.packages.isdisjoint(_PACKAGES) or not _has_trainer(script):
         return None
     parsed = bool(script.called(*_PARSERS))
     if parsed and call.value("--config") is not None:
@@ -58,19 +58,20 @@ def speaks(script: Script, call: Call) -> tuple[Restart, str] | None:
 
 
 def _has_trainer(script: Script) -> bool:
-    origins = [*script.imported.values(), *(script.origin(call.func) for call in script.calls)]
-    return any(origin.partition(".")[0] in _PACKAGES and origin.endswith("Trainer") for origin in origins)
+    called = (one for name, calls in script.by_name.items() if name.endswith("Trainer") for one in calls)
+    origins = [*script.imported.values(), *(script.origin(call.func) for call in called)]
+    return any(origin.endswith("Trainer") and origin.partition(".")[0] in _PACKAGES for origin in origins)
 
 
 def _arguments(script: Script) -> list[ast.Call]:
     """The calls that make TrainingArguments, or what is derived from them."""
     return [
         call
-        for call in script.calls
-        if (origin := script.origin(call.func)).partition(".")[0] in _PACKAGES
-        and (
-            origin.endswith("TrainingArguments") or (origin.startswith("trl.") and origin.endswith("Config"))
-        )
+        for name, calls in script.by_name.items()
+        if name.endswith(("TrainingArguments", "Config"))
+        for call in calls
+        if (origin := script.origin(call.func)).startswith("trl.")
+        or (origin.startswith("transformers.") and name.endswith("TrainingArguments"))
     ]
 
 
@@ -110,8 +111,8 @@ def _truth(script: Script, call: Call, arguments: list[ast.Call], name: str) -> 
 def _resumes(script: Script, call: Call, arguments: list[ast.Call], output: str) -> tuple[str | None, str]:
     """The option that takes a checkpoint (None: the script looks for its newest one), and how it is known."""
     given = [
-        value for one in script.calls
-        if isinstance(one.func, ast.Attribute) and one.func.attr == "train"
+        value for one in script.called("train")
+        if isinstance(one.func, ast.Attribute)
         and (value := keyword(one, "resume_from_checkpoint"))
     ]  # fmt: skip
     if len(given) != 1:

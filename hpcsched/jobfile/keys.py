@@ -110,7 +110,7 @@ class Job:
     resume_args: Sequence[str] = option(_WORDS, ())
     accumulation: int | None = option(whole("a positive number of batches before each step"), None)
     progress_pattern: str | None = option(
-        text('a regular expression with one group, the step, such as "step ([0-9]+)"'), None
+        text(r"a pattern with one (\d+) where the number of the step stands, such as 'step (\d+)'"), None
     )
     saved_exit_codes: Sequence[int] = option(many(whole("", 1, 255), "a list of numbers, 1 to 255"), ())
     batch: Literal["fixed", "scales"] | None = option(one_of("fixed", "scales"), None)

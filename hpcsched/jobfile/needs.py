@@ -11,7 +11,8 @@ from typing import Any, NoReturn, Protocol
 from hpcsched.contract import schema
 from hpcsched.contract.strategies import Strategy
 from hpcsched.core.model import Device, HostCores, JobSpec
-from hpcsched.core.needs import Needs, said_mib, suits
+from hpcsched.core.needs import Needs, said_mib
+from hpcsched.core.resources.gpus import suits
 from hpcsched.durations import parse_duration
 
 Refuse = Callable[[str, object, str], NoReturn]

@@ -136,6 +136,7 @@ class LocalLauncher:
 
     def forget(self, job_id: int) -> None:
         """Free the shared memory of a job: it has no next attempt."""
+        self._surroundings.forget(job_id)
         self._shared_memory.forget(job_id)
 
     def keeping(self) -> set[int]:

@@ -27,6 +27,8 @@ class Surroundings:
         self._environ, self._cores = environ, CoreSets(gpu_cores)
         self._pins = bool(gpu_cores)
         self._modules = Modules(environ)
+        self._loaded: dict[int, Mapping[str, str | None]] = {}
+        """By job what its modules have changed, for ranks that join it."""
         self._memory = MemoryLimits()
         self._kernel = KernelOom()
 
@@ -43,14 +45,22 @@ class Surroundings:
     def ready_for(self, plan: LaunchPlan) -> bool:
         """Whether the job's modules are loaded; if not, that is begun."""
         modules = plan.needs.modules if plan.needs else ()
-        return not modules or self._modules.ready(modules, (plan.job_id, plan.attempt))
+        known = not modules or (plan.joins is not None and plan.job_id in self._loaded)
+        return known or self._modules.ready(modules, (plan.job_id, plan.attempt))
 
     def environ(self, plan: LaunchPlan) -> Mapping[str, str]:
         """What the job inherits, its modules loaded. Raises BadEnvironment."""
         modules = plan.needs.modules if plan.needs else ()
         if not modules:
             return self._environ
-        return laid_over(self._environ, self._modules.changes(modules, (plan.job_id, plan.attempt)))
+        if plan.joins is None or plan.job_id not in self._loaded:
+            changes = self._modules.changes(modules, (plan.job_id, plan.attempt))
+            self._loaded[plan.job_id] = changes
+        return laid_over(self._environ, self._loaded[plan.job_id])
+
+    def forget(self, job_id: int) -> None:
+        """A job has no next attempt."""
+        self._loaded.pop(job_id, None)
 
     # -- cores -----------------------------------------------------------------------------------------
 

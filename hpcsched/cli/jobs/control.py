@@ -21,6 +21,7 @@ from hpcsched.cli.run.environments import check_here, environment_options, fille
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec, JobState, PythonEnvironment
+from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import Status, age_s, read_status
@@ -217,6 +218,8 @@ def submit(
     answer = _ask(rundir, command) if living else _leave(rundir, command, taken)
     for doubt in doubts:
         click.echo(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
+    for line in what_was_recognised(jobs):
+        click.echo(f"hpcsched: {line}", err=True)
     outcomes = answer.outcomes or [""] * len(jobs)
     for job_id, spec, outcome in zip(answer.ids, jobs, outcomes, strict=True):
         if outcome:

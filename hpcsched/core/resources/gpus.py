@@ -6,9 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
 from typing import Any
 
 from hpcsched.core.model import Device
+from hpcsched.core.needs import Needs
 
 Fits = Callable[[int, int], bool]
 """Whether so many GPUs could be had on each of so many hosts."""
+
+PRETENDED = ("replay", "simulated")
+"""Kinds of GPUs that are not there: each stands for whatever a job needs."""
+
+
+def suits(needs: Needs | None, device: Device) -> bool:
+    """Whether a job with these needs can use a device."""
+    if needs is None or device.kind in PRETENDED:
+        return True
+    return needs.suits(device.kind, device.memory_mib)
 
 
 class FreeGpus(MutableSet[int]):

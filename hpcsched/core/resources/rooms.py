@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import HostCores
-from hpcsched.core.needs import Needs, suits
+from hpcsched.core.needs import Needs
+from hpcsched.core.resources.gpus import suits
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
 

@@ -39,7 +39,7 @@ class _OneRoom(GpusByHost):
         own: Mapping[str, int] | None = None,
         room: Mapping[str, int] | None = None,
     ) -> tuple[int, tuple[str, ...]]:
-        most = self.most(nodes, own, room) if own or nodes > 1 or room else self.left
+        most = self.most(nodes, own, room) if own or nodes > 1 or room is not None else self.left
         return wanted if wanted < most else most, self._only
 
     def take(self, hosts: Iterable[str], count: int, own: Mapping[str, int] | None = None) -> None:

@@ -83,11 +83,11 @@ from submitit.core.utils import JobPaths
 from submitit.helpers import DelayedSubmission
 class Train:
     def __call__(self, first=0):
-        for self.step in range(first, 200):
+        for self.done in range(first, 200):
             time.sleep(0.05)
-            print("step", self.step + 1, "loss 1", flush=True)
+            print("step", self.done + 1, "loss 1", flush=True)
     def checkpoint(self, first=0):
-        return DelayedSubmission(Train(), self.step + 1)
+        return DelayedSubmission(Train(), self.done)
 if __name__ == "__main__":
     import train
     job = DelayedSubmission(train.Train(), 0)
@@ -127,7 +127,7 @@ def run(folder: Path, *words: str, sig: int = 0, at: int = 0, **env: str) -> End
         program.kill()
         program.wait()
     text = (folder / "output").read_text()
-    steps = [int(found) for found in re.findall(r"^step (\d+) ", text, re.MULTILINE)]
+    steps = [int(found) for found in re.findall(r"\bstep (\d+) loss", text)]
     return Ended(program.returncode, caught, steps, text.strip().rpartition("\n")[2])
 
 

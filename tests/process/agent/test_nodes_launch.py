@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcsched.agent.progress import ProgressMeter
+from hpcsched.core.needs import Needs
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
@@ -242,3 +243,21 @@ def test_leaving_ends_what_still_runs(tmp_path: Path, monkeypatch: pytest.Monkey
                 os.kill(pid, 0)
         workers.close()
         assert not list(tmp_path.glob("join-*"))
+
+
+def test_memory_that_runs_out_on_a_host_is_told_with_its_name(
+    hosts: RemoteLauncher[Sample], tmp_path: Path
+) -> None:
+    grows = (
+        "import os, time\nkept = []\n"
+        "while os.environ['RANK'] == '0': kept.append(b'x' * 2**22); time.sleep(0.01)\n"
+        "time.sleep(60)"
+    )
+    wanted = plan(hosts, tmp_path, [sys.executable, "-S", "-c", grows])
+    workers = hosts.launch(replace(wanted, needs=Needs(memory_mib=100.0)))
+    pump_until(hosts, workers.failed_early)
+    workers.signal(signal.SIGKILL)
+    assert code_of(hosts, workers) == 128 + signal.SIGKILL
+    assert workers.oom.startswith(f"on host {hosts.inventory()[0].host} it used ")
+    assert workers.over_limit
+    workers.close()

@@ -18,7 +18,10 @@ from hpcsched.launch.proc import stat
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
-SHOW = "import os; print(os.environ['OMP_NUM_THREADS'], *sorted(os.sched_getaffinity(0)), flush=True)"
+# Its cores are set right after its start, which is before the launch has returned.
+SHOW = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n" + (
+    "print(os.environ['OMP_NUM_THREADS'], *sorted(os.sched_getaffinity(0)), flush=True)"
+)
 CORES = sorted(os.sched_getaffinity(0))
 
 
@@ -41,7 +44,10 @@ def test_ranks_are_pinned_to_cores_of_their_own(tmp_path: Path) -> None:
     one = replace(two, per_rank=False, processes=1, parallel=False)
     for wanted, expected in ((two, 2), (one, 1), (two, 2)):
         (tmp_path / "logs/out").unlink(missing_ok=True)
-        assert ended(launcher.launch(wanted)) == 0
+        (tmp_path / "go").unlink(missing_ok=True)
+        workers = launcher.launch(wanted)
+        (tmp_path / "go").touch()
+        assert ended(workers) == 0
         lines = [line.split() for line in (tmp_path / "logs/out").read_text().splitlines()]
         assert len(lines) == expected
         pinned = [set(map(int, words[1:])) for words in lines]
@@ -54,6 +60,7 @@ def test_ranks_are_pinned_to_cores_of_their_own(tmp_path: Path) -> None:
 
 def test_a_job_that_says_nothing_is_as_before(tmp_path: Path) -> None:
     launcher = a_launcher()
+    (tmp_path / "go").touch()
     assert ended(launcher.launch(plan(tmp_path, [sys.executable, "-S", "-c", SHOW]))) == 0
     assert (tmp_path / "logs/out").read_text().split() == ["7", *map(str, CORES)]
     launcher.close()

@@ -115,6 +115,15 @@ def test_that_it_still_saves_is_told_only_when_it_is_asked_to_leave_and_not_too_
     assert one.news(10 * SAVING_SEEN_S) == [], "nothing has changed since"
 
 
+def test_one_whose_training_is_done_is_left_to_end(program: Any) -> None:
+    one = program(TERM)
+    one.sees(handles=True, step=60)
+    one.saving.seen = replace(one.saving.seen, newest=replace(one.saving.seen.newest, done=True))
+    one.saving.ask(30.0)
+    assert one.workers.signals == [] and one.saving.asked_at is not None
+    assert one.saving.done(0)
+
+
 @pytest.mark.parametrize(
     ("restart", "handles", "sent"),
     [

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched import jobfile
 from hpcsched.core.model import Restart
-from hpcsched.dialects import NAMES, recognise, restart_of, why_not
+from hpcsched.dialects import NAMES, recognise, restart_of, what_was_recognised, why_not
 from hpcsched.dialects.script import MOST_BYTES
 
 RUN_CLM = """
@@ -422,3 +423,13 @@ def test_what_is_said_is_filled_in_from_the_script(folder: Path) -> None:
     assert found.checkpoints == ("out/checkpoint-*",) and found.signal == "SIGTERM"
     other = restart_of("lightning", ["python", "plain.py"], folder, {})
     assert other.speaks == "lightning" and other.checkpoints == ()
+
+
+def test_what_was_recognised_is_told_once_for_all_jobs_of_which_it_is_so(folder: Path) -> None:
+    table = {"command": ["python", "plain.py"], "workdir": str(folder)}
+    jobs = [{"name": f"a{n}", **table} for n in range(5)]
+    jobs += [{"name": "b", **table, "speaks": "none"}, {"name": "c", **table, "speaks": "transformers"}]
+    specs = jobfile.parse({"schema": 1, "job": jobs}, where="x", workdir=folder).jobs
+    assert [spec.restart is not None for spec in specs] == [True] * 5 + [False, True]
+    (line,) = what_was_recognised(specs)
+    assert line.startswith("a0, a1, a2 and 2 more: recognised to speak transformers: plain.py looks for")

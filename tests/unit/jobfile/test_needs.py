@@ -77,7 +77,7 @@ def test_differences_are_named_by_their_keys():
 
 def test_amounts_are_said_as_people_write_them():
     assert [said_time(seconds) for seconds in (7200, 5400, 90, 0.5)] == ["2h", "90m", "90s", "0.5s"]
-    assert [said_mib(mib) for mib in (512, 16384, 1536)] == ["512M", "16G", "1.5G"]
+    assert [said_mib(mib) for mib in (512, 16384, 1536, 2**21)] == ["512M", "16G", "1.5G", "2T"]
 
 
 class TestWhatNoHostHas:

@@ -10,7 +10,8 @@ import pytest
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, HostCores, JobState
-from hpcsched.core.needs import Needs, is_type, suits
+from hpcsched.core.needs import Needs, is_type
+from hpcsched.core.resources.gpus import suits
 from hpcsched.policy import POLICIES, make_policy
 from hpcsched.testing.builders import Planned, a_job, a_profile
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Kill, Launch, Suspend, Terminate
-from hpcsched.core.model import Ended, JobState
+from hpcsched.core.model import Ended, JobState, Kind, Restart
 from hpcsched.core.needs import Needs
 from hpcsched.core.reasons import Why
 from hpcsched.testing.builders import Driver, a_job, a_profile, simulate
@@ -171,3 +171,17 @@ class TestOutOfMemory:
         driver.cancel(1)
         driver.exits(1, 137, oom="too much", over_limit=True)
         assert driver.states() == ["CANCELLED"]
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_program_that_saves_by_itself_is_asked_by_its_signal(code):
+    job = a_job("x", "m", kind=Kind.COMMAND, command=("x",), needs=TWO_MINUTES, restart=Restart())
+    driver = Driver(job, profiles=[PROFILE])
+    driver.tell(ev.WorkersSpawned, 1, processes=((100, 1),))
+    driver.tell(ev.RestartSeen, 1, handles=True)
+    assert kinds(driver.ring("time", 1)) == [Suspend]
+    driver.exits(1, code, 50, 50)
+    ended = driver.job(1)
+    assert (ended.state, ended.saved_step, ended.current.ended) == (JobState.TIMEOUT, 50, Ended.SUSPENDED)
+    (launch,) = [action for action in driver.retry(1) if isinstance(action, Launch)]
+    assert launch.resume
