@@ -19,8 +19,8 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
-from hpcsched.launch.caught import catchers
-from hpcsched.launch.orphans import Process, end_processes, find_orphans
+from hpcsched.launch.caught import catchers, send
+from hpcsched.launch.orphans import Process, end_processes, find_orphans, wait_for_end
 from hpcsched.store import journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -90,10 +90,10 @@ def end_orphans(
 ) -> int:
     """End the processes that an earlier agent left on this host, SIGTERM first; returns their number.
 
-    The ids of jobs that save on SIGTERM by themselves, and have ended by it, are added to `saved`. They are
-    found by the journal and by the run's id (of run.json, else of the journal), else by the run's
-    directory. Raises StoreError if some cannot be ended, or cannot be found on `hosts` hosts: their GPUs are
-    not free then.
+    Programs that save by themselves are asked to by their own signal before; the ids of the jobs that have
+    ended by that are added to `saved`. Processes are found by the journal and by the run's id (of run.json,
+    else of the journal), else by the run's directory. Raises StoreError if some cannot be ended, or cannot be
+    found on `hosts` hosts: their GPUs are not free then.
     """
     before = record.host if record else ""
     known = [
@@ -113,7 +113,7 @@ def end_orphans(
         )
     else:
         orphans = living_processes(rundir, None, known)
-    saving, killed = _saving_on_sigterm(machine, orphans), list[Process]()
+    saving, killed = _asked_to_save(machine, orphans, grace_s), list[Process]()
     left = end_processes(orphans, grace_s, killed=killed) if orphans else []
     if saved is not None:
         saved |= {job_id for job_id, theirs in saving.items() if not theirs & {*killed, *left}}
@@ -123,14 +123,24 @@ def end_orphans(
     return len(orphans)
 
 
-def _saving_on_sigterm(machine: Machine, orphans: Sequence[Process]) -> dict[int, set[Process]]:
-    """The processes of each job that saves by itself and catches SIGTERM, by job id."""
-    found = {}
+def _asked_to_save(machine: Machine, orphans: Sequence[Process], grace_s: float) -> dict[int, set[Process]]:
+    """The processes of each job that saves by itself and catches the signal to do so, by job id.
+
+    Those with another signal than SIGTERM, which is next, get it here, and have had their time to leave.
+    """
+    found, asked = dict[int, set[Process]](), dict[int, list[Process]]()
     for job in machine.run.active.values():
-        theirs = set(job.processes) & set(orphans)
-        if job.saves_by_itself and theirs and (told := catchers(theirs, signal.SIGTERM)):
+        theirs, restart = set(job.processes) & set(orphans), job.spec.restart
+        if not (theirs and job.saves_by_itself and restart and restart.signal):
+            continue
+        number = signal.Signals[restart.signal]
+        if told := catchers(theirs, number):
             found[job.id] = theirs | set(told)
-    return found
+            if number is not signal.SIGTERM:
+                send(told, number)
+                asked[job.id] = told
+    late = set(wait_for_end((one for told in asked.values() for one in told), grace_s))
+    return {job_id: theirs for job_id, theirs in found.items() if not late & theirs}
 
 
 def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[[int], Path]) -> list[str]:

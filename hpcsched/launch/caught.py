@@ -78,16 +78,19 @@ def _below(leaders: Collection[int], sig: signal.Signals) -> list[Process]:
     children = defaultdict[int, list[int]](list)
     for pid, process in seen.items():
         children[process.parent].append(pid)
-    started = set[int](leaders)
+    started = set[int](leaders)  # a list of processes is never of one moment, and may have circles
     todo = [child for leader in leaders for child in children[leader]]
     for pid in (below := list(todo)):
+        below += children[pid] if pid not in started else []
         started.add(pid)
-        below += children[pid]
     lost = {pid for pid, process in seen.items() if process.group in leaders} - started
     todo += [pid for pid in lost if seen[pid].parent not in lost]
-    told = list[Process]()
+    told, met = list[Process](), set[int](leaders)
     while todo:
         pid = todo.pop()
+        if pid in met:
+            continue
+        met.add(pid)
         if seen[pid].state not in "ZX" and _takes(pid, sig):
             told.append((pid, seen[pid].start_ticks))
         else:

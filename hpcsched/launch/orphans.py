@@ -86,6 +86,16 @@ def end_processes(
         targets.close()
 
 
+def wait_for_end(processes: Iterable[Process], within_s: float) -> list[Process]:
+    """Wait until processes have ended, at most `within_s` seconds; returns those that have not."""
+    targets = _Targets(processes)
+    try:
+        targets.wait(within_s)
+        return targets.left()
+    finally:
+        targets.close()
+
+
 class _Targets:
     """Processes held by pidfd. Their start times are checked after that, so none can be mistaken."""
 

@@ -182,7 +182,8 @@ class LocalWorkers:
         """Send `sig` to those programs that catch it; if none does, SIGTERM to all."""
         self._look()
         ours = [process for process in self.processes if process[0] in self._ours]
-        told = caught.catchers(ours, sig)
+        # Twice: to be wrong here costs all that it has not saved.
+        told = caught.catchers(ours, sig) or caught.catchers(ours, sig)
         if not told:
             self.signal(signal.SIGTERM)
             return

@@ -186,17 +186,28 @@ def test_what_was_there_before_the_job_began_is_not_its_own(bench: Bench) -> Non
     assert agent.wait() == 0, agent.said
 
 
-@pytest.mark.parametrize("how", ["handler", pytest.param("as it goes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "SIGTERM",
+        pytest.param("SIGUSR1", marks=pytest.mark.slow),
+        pytest.param("as it goes", marks=pytest.mark.slow),
+    ],
+)
 def test_an_agent_that_is_killed_finds_the_newest_checkpoint_again(bench: Bench, how: str) -> None:
     """With a handler its orphan saves once more; without one it goes on from what it had."""
-    options = ["--stop-by", "SIGTERM"] if how == "handler" else ["--every", 10]
-    agent = bench.start(bench.set_of(trains(bench, "a", "--steps", LONG, *options)), "--devices", "cpu:1")
+    handles = how.startswith("SIG")
+    options = ["--stop-by", how] if handles else ["--every", 10]
+    keys = {"suspend_signal": how} if handles else {}
+    agent = bench.start(
+        bench.set_of(trains(bench, "a", "--steps", LONG, *options, **keys)), "--devices", "cpu:1"
+    )
     bench.ready("a")
     agent.kill(signal.SIGKILL)
     agent.wait()
     again = bench.start("--resume", "--devices", "cpu:1")
     bench.until(lambda: len(said(bench, 1, "from")) == 2)
-    if how == "handler":
+    if handles:
         assert said(bench, 1, "from")[1:] == said(bench, 1, "saved")
     else:
         assert said(bench, 1, "from")[1] > 0

@@ -94,7 +94,7 @@ def test_what_a_shell_has_started(start: Callable[..., Process], tmp_path: Path)
 
 def test_a_shell_with_a_trap_tells_its_programs_itself(start: Callable[..., Process], tmp_path: Path) -> None:
     leader = start(f"trap : USR1; {PYTHON} program.py a; echo", "a")
-    assert catchers([leader], signal.SIGUSR1) == [leader]
+    until(lambda: catchers([leader], signal.SIGUSR1) == [leader])
 
 
 def test_the_ranks_and_not_their_launcher(start: Callable[..., Process], tmp_path: Path) -> None:
