@@ -210,10 +210,7 @@ class Machine:
         jobs = self.run.jobs
         if any(jobs[i].state in (JobState.PENDING, JobState.SUSPENDED) for _, i in self.waiting.arrivals):
             return False
-        if not self.own.queue.any_fits(self.ledger.capacity().fits):
-            return True
-        queue = self.own.queue.ids() if self.ledger.has_needs else []
-        return bool(queue) and not any(self.rooms.starts_at_all(jobs[i]) for i in queue)
+        return not self.own.queue.any_fits(self.ledger.capacity().fits, self.rooms.meets_at_all())
 
     @property
     def decides_by(self) -> dict[str, Any]:

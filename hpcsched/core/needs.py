@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _WORD = re.compile(r"[a-z0-9.]+")
 
@@ -34,6 +34,11 @@ class Needs:
     def places(self) -> bool:
         """Whether it matters on which host and GPUs the job is."""
         return self.picky or self.cpus_per_gpu is not None or self.memory_mib is not None
+
+    @property
+    def placing(self) -> Needs | None:
+        """What of it matters for where the job is; None: nothing."""
+        return replace(self, time_s=None, modules=()) if self.places else None
 
     def suits(self, kind: str, memory_mib: float | None) -> bool:
         """Whether the job can use a GPU of this kind; one whose memory is not known has too little."""

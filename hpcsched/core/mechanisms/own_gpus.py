@@ -33,7 +33,8 @@ class OwnGpus(Mechanism):
         return True
 
     def enqueue(self, job: Job) -> None:
-        self.queue.add(job.id, arrival=job.submit_s, need=job.least, nodes=job.spec.nodes)
+        needs = job.spec.needs.placing if job.spec.needs else None
+        self.queue.add(job.id, arrival=job.submit_s, need=job.least, nodes=job.spec.nodes, needs=needs)
 
     def waiting_reason(self, job: Job) -> Reason:
         plan, free = self._run.plan, len(self._ledger.free)

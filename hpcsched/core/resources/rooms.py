@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import HostCores
 from hpcsched.core.needs import Needs
-from hpcsched.core.resources.gpus import suits
+from hpcsched.core.resources.gpus import GpusByHost, suits
 from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.resources.queue import Meets
 from hpcsched.core.run import Run
 
 Room = Mapping[str, int]
@@ -38,11 +39,14 @@ class Rooms:
 
     def now(self, job: Job) -> Room | None:
         """The most GPUs that a job could have on each host, its own and free ones; None: as many as that."""
-        return self._room(job, self._taken(without=job)) if self._counts(job) else None
+        if not self._counts(job.spec.needs):
+            return None
+        mine = set(job.gpus) if job.state.active else set()
+        return self._room(job.spec.needs, self._taken(without=job), mine)
 
     def at_most(self, job: Job) -> Room | None:
         """The same, were all GPUs, cores and memory free."""
-        return self._room(job, None) if self._counts(job) else None
+        return self._room(job.spec.needs) if self._counts(job.spec.needs) else None
 
     def most_for(self, job: Job) -> int:
         """The GPUs that a job's hosts could each give it, were all of them free."""
@@ -53,10 +57,25 @@ class Rooms:
         free, spec = self._ledger.free_by_host(), job.spec
         return free.fits(job.least, spec.nodes, self.now(job))
 
-    def starts_at_all(self, job: Job) -> bool:
-        """Whether a waiting job's least count could be had, were all else over."""
-        spec = job.spec
-        return self._ledger.capacity().fits(job.least, spec.nodes, self.at_most(job))
+    def meets_now(self) -> Meets | None:
+        """Says of waiting jobs whether their needs are met, as long as nothing changes; None: all are."""
+        return self._meets(self._ledger.free_by_host(), self._taken()) if self._ledger.has_needs else None
+
+    def meets_at_all(self) -> Meets | None:
+        """The same, were all else over."""
+        return self._meets(self._ledger.capacity(), None) if self._ledger.has_needs else None
+
+    def _meets(self, gpus: GpusByHost, taken: _Taken | None) -> Meets:
+        rooms: dict[Needs | None, Room] = {}
+
+        def meets(count: int, nodes: int, needs: Needs | None) -> bool:
+            if not self._counts(needs):
+                return True
+            if needs not in rooms:
+                rooms[needs] = self._room(needs, taken)
+            return gpus.fits(count, nodes, rooms[needs])
+
+        return meets
 
     def usable(self, job: Job, host: str) -> list[int]:
         """The free GPUs of a host that suit a job; those come first that the fewest others ask for."""
@@ -66,14 +85,12 @@ class Rooms:
             return found
         return sorted(found, key=lambda gpu: (sum(suits(other, devices[gpu]) for other in asked), gpu))
 
-    def _counts(self, job: Job) -> bool:
-        needs = job.spec.needs
+    def _counts(self, needs: Needs | None) -> bool:
         return self._ledger.counts_cores or (needs is not None and needs.places)
 
-    def _room(self, job: Job, taken: _Taken | None) -> Room:
-        """`taken` None: all is free."""
-        needs, ledger = job.spec.needs, self._ledger
-        mine = set(job.gpus) if job.state.active else set()
+    def _room(self, needs: Needs | None, taken: _Taken | None = None, mine: Container[int] = ()) -> Room:
+        """`taken` None: all is free. `mine`: GPUs that are the job's own."""
+        ledger = self._ledger
         there: Counter[str] = Counter(dict.fromkeys(ledger.host_names, 0))
         for gpu, device in ledger.devices.items():
             if (taken is None or gpu in ledger.free or gpu in mine) and suits(needs, device):
@@ -91,7 +108,7 @@ class Rooms:
                 there[host] = 0
         return there
 
-    def _taken(self, without: Job) -> _Taken:
+    def _taken(self, without: Job | None = None) -> _Taken:
         taken, ledger = _Taken(), self._ledger
         for job in self._run.active.values():
             if job is without:

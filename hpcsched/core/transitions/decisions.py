@@ -202,11 +202,8 @@ class Decisions:
 
     def _startable(self, fits: Fits) -> Iterator[Job]:
         offered: list[Job] = []  # those that start together will save together
-        counting = self._ledger.has_needs
-        for job_id in self._own.queue.walk(fits):
+        for job_id in self._own.queue.walk(fits, self._rooms.meets_now()):
             job = self._run.jobs[job_id]
-            if counting and not self._rooms.starts_now(job):
-                continue
             if self._deadline.in_time(job, offered):
                 offered.append(job)
                 yield job
