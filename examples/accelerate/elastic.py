@@ -11,11 +11,12 @@ import argparse
 from pathlib import Path
 
 import torch
-from hpcsched.integrations.accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
+
+from hpcsched.integrations.accelerate import Accelerator
 
 SAMPLES, BATCH, ACCUMULATED = 640, 16, 2
 
