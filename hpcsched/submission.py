@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ def _same(spec: JobSpec, found: JobSpec) -> dict[str, str]:
     return wrong
 
 
+def _container(spec: JobSpec) -> dict[str, Any] | None:
+    if spec.container is None:
+        return None
+    mounts = [":".join(mount) for mount in spec.container.mounts]
+    return {**asdict(spec.container), "mounts": mounts, "options": list(spec.container.options)}
+
+
 def as_table(spec: JobSpec) -> dict[str, Any]:
     """The [[job]] table that says what the spec does."""
     no_gpus = (spec.gpus_min, spec.gpus_max) == (0, 0)
@@ -64,6 +72,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "keep_checkpoints": spec.keep_checkpoints,
         "workdir": spec.workdir,
         **({spec.environment.kind: spec.environment.name} if spec.environment else {}),
+        "container": _container(spec),
         # In 0.1.0 there was no other word for a launcher's one process.
         "processes": None if spec.processes == "per-gpu" and launcher_of(spec.command) else spec.processes,
     }

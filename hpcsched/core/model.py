@@ -116,6 +116,23 @@ class PythonEnvironment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The container that a job's program runs in.
+
+    `image`: a file, a folder, an address, or a name that `runtime` knows. `runtime`: "apptainer", "enroot",
+    "pyxis", "bubblewrap", or "auto", by the image. `mounts`: (outside, inside, "ro" or "rw") beside those
+    that a job needs in any case. `options`: more arguments for the runtime. `python`: runs a trainer inside.
+    Jobs of one file share the object.
+    """
+
+    image: str
+    runtime: str = "auto"
+    mounts: tuple[tuple[str, str, str], ...] = ()
+    options: tuple[str, ...] = ()
+    python: str = "python3"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """How a program that saves by itself, and goes on by itself when started again, is asked to and told.
 
@@ -152,7 +169,8 @@ class JobSpec:
     those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
     "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its trainer (None:
     the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the program saves by
-    itself, and can be started again (None: only the contract says when it can be suspended).
+    itself, and can be started again (None: only the contract says when it can be suspended). `container`:
+    what it runs in (None: the host itself).
     """
 
     name: str
@@ -181,6 +199,7 @@ class JobSpec:
     max_foreground_slowdown: float = 0.05
     environment: PythonEnvironment | None = None
     restart: Restart | None = None
+    container: Container | None = None
 
     @property
     def epochs(self) -> float | None:

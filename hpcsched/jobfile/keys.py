@@ -86,4 +86,10 @@ class Job:
     )
     python: str | None = option(text("a Python interpreter: its path, or its name in PATH"), None)
     venv: str | None = option(text("the folder of a virtual environment"), None)
+    container: str | dict[str, Any] | None = option(
+        either(
+            "an image, or a table with image, runtime, mounts, options, python", text(""), schema.table("")
+        ),
+        None,
+    )
     conda: str | None = option(text("the name or the folder of a conda environment"), None)

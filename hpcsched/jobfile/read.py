@@ -20,6 +20,7 @@ from hpcsched.decoding import is_utf8, not_json
 from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile.check import check_names
+from hpcsched.jobfile.container import container_of
 from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, TIME, Job
 
 _ACCEPTED = schema.options_of(Job)
@@ -166,6 +167,13 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         environment = _environment(key, word, workdir)
         if not word.strip() or "\0" in environment.name or not is_utf8(environment.name):
             refuse(key, word)
+    container = None
+    if job.container is not None:
+        container = container_of(job.container, where=where, key=f"{place}.container", workdir=workdir)
+        if named:
+            refuse("container", job.container, f"no {next(iter(named))} beside it: its own Python is used")
+        if job.replay or job.background or described["kind"] in ("packed", "burst"):
+            refuse("container", job.container, "a job with processes of its own, in the foreground")
     training = None
     if job.epochs is not None or job.continues is not None:
         training = Training(epochs=job.epochs and float(job.epochs), continues=job.continues)
@@ -195,6 +203,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         background=job.background,
         max_foreground_slowdown=float(job.max_foreground_slowdown),
         environment=environment,
+        container=container,
     )
 
 

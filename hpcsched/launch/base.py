@@ -10,7 +10,7 @@ from typing import Protocol
 
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order
-from hpcsched.core.model import Device, PythonEnvironment
+from hpcsched.core.model import Container, Device, PythonEnvironment
 
 LOST = 255
 """The exit code of a process whose own is not known, as somebody else has reaped it: never success."""
@@ -37,7 +37,8 @@ class LaunchPlan:
     their numbers are those after the resize, and `joins` ("host:port") is where its rank 0 awaits them.
     `arena`: the ranks get the job's arena, shared memory that outlives them. `idle`: they get processor time
     only when nobody else wants their cores. `share`: how much of its cores' time a program that is not ours
-    may use, in cores; None: it is not held to any.
+    may use, in cores; None: it is not held to any. `container`: what they run in, where `argv` and the Python
+    of `module` are looked up (None: the host).
     """
 
     job_id: int
@@ -60,6 +61,7 @@ class LaunchPlan:
     arena: bool = False
     idle: bool = False
     share: float | None = None
+    container: Container | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from hpcsched.core.model import Device
 from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.errors import BadEnvironment, LaunchError
 from hpcsched.launch.base import LaunchPlan, RankPlacement
+from hpcsched.launch.containers.choose import contained
 from hpcsched.launch.cpu_shares import CpuShares
 from hpcsched.launch.environment import (
     Rank,
@@ -123,9 +124,8 @@ class LocalLauncher:
 
     def ready_for(self, plan: LaunchPlan) -> bool:
         """Whether the plan's interpreter needs no check, or has been checked."""
-        return not (plan.module or plan.arena) or self.interpreters.ready(
-            plan.environment, (plan.job_id, plan.attempt)
-        )
+        asked = (plan.module or plan.arena) and not plan.container
+        return not asked or self.interpreters.ready(plan.environment, (plan.job_id, plan.attempt))
 
     def forget(self, job_id: int) -> None:
         """Free the shared memory of a job: it has no next attempt."""
@@ -155,8 +155,8 @@ class LocalLauncher:
             workers.port = self._ports.take() if placement.port is None else placement.port
         argv, told_by_job = fill_placeholders(plan, placement, address=workers.address, port=workers.port)
         interpreter = self._interpreter_of(plan)
-        if plan.module and interpreter:
-            argv = (interpreter.python, "-m", plan.module)
+        if plan.module and (python := interpreter or plan.container):
+            argv = (python.python, "-m", plan.module)
         env = {
             **self._environ,
             **self._shown(plan),
@@ -178,7 +178,9 @@ class LocalLauncher:
         if variables.CUDA_DEVICES in env:
             env |= driver.told(env)
         self._mps.watch(workers, env)
-        program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
+        program = ""
+        if plan.container is None:
+            program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         descriptors, keeper = {}, self._keeper_of(plan)
         if keeper:
             descriptors[variables.ARENA_FD] = self._shared_memory.take(plan.job_id)
@@ -216,6 +218,8 @@ class LocalLauncher:
                         idle=plan.idle,
                     )
                 )
+            if plan.container:
+                starts, workers.leaders_pass_signals = contained(starts, plan, self._environ)
             if keeper and placement.first_rank == 0:
                 (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], keeper, attempt)
@@ -223,7 +227,7 @@ class LocalLauncher:
                 marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
                 workers.after_failure.append(lambda: kill_marked(marks))
             stamp = interpreter.stamp if interpreter else 0
-            self._spawn(starts, workers, module=plan.module, stamp=stamp)
+            self._spawn(starts, workers, module="" if plan.container else plan.module, stamp=stamp)
         finally:
             os.close(output)
             workers.close_theirs()
@@ -232,7 +236,9 @@ class LocalLauncher:
         workers.go()
 
     def _interpreter_of(self, plan: LaunchPlan) -> Interpreter | None:
-        """Raises BadEnvironment, with its line in the job's output too."""
+        """Raises BadEnvironment, with its line in the job's output too. A container has its own."""
+        if plan.container:
+            return None
         find = self.interpreters.trainers if plan.module else self.interpreters.programs
         try:
             return find(plan.environment)

@@ -17,7 +17,7 @@ from hpcsched.contract.words import Stop
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
 from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
-from hpcsched.launch.proc import group_exists, living, stat
+from hpcsched.launch.proc import group_exists, living, signal_followers, stat
 from hpcsched.launch.spawn import lift_idle_priority
 
 LEAVE_SIGNALS = (signal.SIGTSTP, signal.SIGTERM)
@@ -54,6 +54,8 @@ class LocalWorkers:
         """Called once all have ended, if not with 0 or 75: kill what they left, and return that."""
         self.at_end: list[Callable[[], object]] = []
         """Called once, when all have ended."""
+        self.leaders_pass_signals = True
+        """Whether the ranks' leaders live on when they get a signal; else only what they started gets it."""
         self.kill: Callable[[Collection[int], Collection[int]], object] | None = None
         """Sends SIGKILL, soon, to leaders that have to be prepared for it: by their pids and pidfds."""
         if plan and plan.joins:
@@ -152,7 +154,10 @@ class LocalWorkers:
             if self._idle and leaving:
                 lift_idle_priority(pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, sig)
+                if self.leaders_pass_signals or sig is signal.SIGKILL:
+                    os.killpg(pid, sig)
+                else:
+                    signal_followers(pid, sig)
         if leaving and self._ours:
             self._write_stop(sig.name)
 

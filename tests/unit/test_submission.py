@@ -96,6 +96,7 @@ WRONG = {
     "background": True,
     "max_foreground_slowdown": 7.0,
     "environment": {"kind": "python", "name": "\0"},
+    "container": {"image": "--privileged"},
 }
 
 

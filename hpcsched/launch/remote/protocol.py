@@ -11,7 +11,7 @@ from collections import deque
 
 import msgspec
 
-from hpcsched.core.model import Device, HostCores, PythonEnvironment
+from hpcsched.core.model import Container, Device, HostCores, PythonEnvironment
 from hpcsched.decoding import decode_message
 
 PROTOCOL = 5
@@ -255,6 +255,7 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     arena: bool = False
     idle: bool = False
     share: float | None = None
+    container: Container | None = None
 
     @property
     def ranks(self) -> int:

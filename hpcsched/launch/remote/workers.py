@@ -80,6 +80,7 @@ def part_launches(
                 arena=plan.arena,
                 idle=plan.idle,
                 share=plan.share,
+                container=plan.container,
             )
         )
     return orders
@@ -112,6 +113,7 @@ def plan_from_message(
         arena=order.arena,
         idle=order.idle,
         share=order.share,
+        container=order.container,
     )
     placement = RankPlacement(
         first_rank=order.first_rank,
