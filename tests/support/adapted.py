@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import runpy
@@ -95,6 +96,7 @@ def _rank(
         return "the test" if said else None
 
     StopFlag.wanted = property(wanted)  # type: ignore[assignment, method-assign]
+    multiprocessing.set_start_method("fork", force=True)  # of a DataLoader's workers, as in any program
     os.environ.update(environ)
     os.chdir(environ["HPCSCHED_JOB_DIR"])
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
