@@ -106,6 +106,7 @@ class Elastic:
         while self._place.epoch < epochs:
             yield self._place.epoch
             self._place.epoch, self._place.batches = self._place.epoch + 1, 0
+            self._again = False
         self._inside = False
         self._end()
 
