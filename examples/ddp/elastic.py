@@ -51,14 +51,19 @@ class Training:
         self.loader, self.step = self.elastic.loader(self.loader), self.elastic.step
 
     def save(self) -> None:
-        parts = {"model": self.model.module, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        states = {name: part.state_dict() for name, part in parts.items()}
+        kept = {
+            "MODEL_STATE": self.model.module.state_dict(),
+            "OPTIMIZER_STATE": self.optimizer.state_dict(),
+            "SCHEDULER_STATE": self.scheduler.state_dict(),
+            "STEPS_RUN": self.step,
+            "EPOCHS_RUN": self.epoch,
+        }
         self.args.out.mkdir(parents=True, exist_ok=True)
-        torch.save({**states, "step": self.step, "epoch": self.epoch}, self.snapshot.with_suffix(".new"))
+        torch.save(kept, self.snapshot.with_suffix(".new"))
         self.snapshot.with_suffix(".new").replace(self.snapshot)
 
     def train(self) -> None:
-        epochs = -(-self.args.steps // len(self.loader))
+        epochs, loss = -(-self.args.steps // len(self.loader)), torch.zeros((), device=self.device)
         for epoch in self.elastic.epochs(epochs):
             self.loader.sampler.set_epoch(epoch)
             for inputs, labels in self.loader:

@@ -50,21 +50,26 @@ class Training:
 
     def load(self, model: nn.Module) -> None:
         found = torch.load(self.snapshot, map_location=self.device)
-        model.load_state_dict(found["model"])
-        self.optimizer.load_state_dict(found["optimizer"])
-        self.scheduler.load_state_dict(found["scheduler"])
-        self.step, self.epoch = found["step"], found["epoch"]
+        model.load_state_dict(found["MODEL_STATE"])
+        self.optimizer.load_state_dict(found["OPTIMIZER_STATE"])
+        self.scheduler.load_state_dict(found["SCHEDULER_STATE"])
+        self.step, self.epoch = found["STEPS_RUN"], found["EPOCHS_RUN"]
         print(f"goes on from epoch {self.epoch}", flush=True)
 
     def save(self) -> None:
-        parts = {"model": self.model.module, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        states = {name: part.state_dict() for name, part in parts.items()}
+        kept = {
+            "MODEL_STATE": self.model.module.state_dict(),
+            "OPTIMIZER_STATE": self.optimizer.state_dict(),
+            "SCHEDULER_STATE": self.scheduler.state_dict(),
+            "STEPS_RUN": self.step,
+            "EPOCHS_RUN": self.epoch,
+        }
         self.args.out.mkdir(parents=True, exist_ok=True)
-        torch.save({**states, "step": self.step, "epoch": self.epoch}, self.snapshot.with_suffix(".new"))
+        torch.save(kept, self.snapshot.with_suffix(".new"))
         self.snapshot.with_suffix(".new").replace(self.snapshot)
 
     def train(self) -> None:
-        epochs = -(-self.args.steps // len(self.loader))
+        epochs, loss = -(-self.args.steps // len(self.loader)), torch.zeros((), device=self.device)
         for epoch in range(self.epoch, epochs):
             self.loader.sampler.set_epoch(epoch)
             for inputs, labels in self.loader:

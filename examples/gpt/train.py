@@ -129,10 +129,11 @@ def main() -> None:
     if ddp:
         model = DistributedDataParallel(model)
 
+    total = torch.zeros((), device=device)
     for step in range(first, args.steps):
         for group in optimizer.param_groups:
             group["lr"] = get_lr(step)
-        total = torch.zeros((), device=device)
+        total.zero_()
         for micro_step in range(micro_steps):
             if ddp:
                 model.require_backward_grad_sync = micro_step == micro_steps - 1
@@ -153,7 +154,8 @@ def main() -> None:
                     "optimizer": optimizer.state_dict(),
                     "step": step + 1,
                 }
-                torch.save(kept, args.out / "ckpt.pt")
+                torch.save(kept, args.out / "ckpt.new")
+                (args.out / "ckpt.new").replace(args.out / "ckpt.pt")
     if rank == 0:
         print(f"done step {args.steps} loss {total.item() / world_size!r}", flush=True)
     if ddp:

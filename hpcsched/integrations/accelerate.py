@@ -226,6 +226,9 @@ class _Elastic:
             accelerator.step = 0
             if place.world_size != accelerator.num_processes:
                 rng.reseed(*sorted(place.seeds.values()), place.step, accelerator.process_index)
+            else:  # where Accelerate cannot load its own states of generators it goes on without a word
+                state = torch.load(self.found / self._rng_file, map_location="cpu", weights_only=False)
+                rng.restore(state, accelerator.device)
             self.resumed = set(place.loaders)
         place.world_size = accelerator.num_processes
         accelerator.wait_for_everyone()
@@ -278,8 +281,13 @@ class _Elastic:
         finally:
             hook.remove()
             project.automatic_checkpoint_naming, project.iteration = named, iteration
+        torch.save(rng.capture(accelerator.device), folder / self._rng_file)
         if self.link.rank == 0:
             self.place.save(folder)
+
+    @property
+    def _rng_file(self) -> str:
+        return f"hpcsched-rng-{self._accelerator.process_index}.pt"
 
 
 @dataclasses.dataclass
