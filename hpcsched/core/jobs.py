@@ -230,7 +230,7 @@ class Job:
         """Fewest and most that it may have, of `total` there; the most are fewer where there is no count."""
         limits = (total, self.spec.gpus_max, self.traits.most_gpus, self.traits.usable)
         most = min(x for x in limits if x is not None)
-        return self.least, self.fitting(most)
+        return (self.spec.gpus_min, most) if self.any_count else (self.least, self.fitting(most))
 
     @property
     def least(self) -> int:
@@ -254,7 +254,8 @@ class Job:
     @property
     def any_count(self) -> bool:
         """Whether all counts in its `limits` are allowed."""
-        return self.spec.gpus_multiple == 1 and not self.keeps_batch
+        spec = self.spec
+        return spec.gpus_multiple == 1 and (spec.restart is None or not self.keeps_batch)
 
 
 @dataclass(slots=True)

@@ -69,10 +69,13 @@ def shares(view: View) -> dict[int, int]:
     counts, left = least_counts(view, lambda job: 0)
     fewest = [(gpus, k, view.jobs[i]) for k, (i, gpus) in enumerate(counts.items())]
     heapify(fewest)
+    most: dict[int, int] = {}
     while fewest:
         gpus, k, job = heappop(fewest)
         more = job.more_than(gpus)
-        if more <= _most(view, job) and (more - gpus) * job.spec.nodes <= left:
+        if job.id not in most:
+            most[job.id] = _most(view, job)
+        if more <= most[job.id] and (more - gpus) * job.spec.nodes <= left:
             counts[job.id] = more
             left -= (more - gpus) * job.spec.nodes
             heappush(fewest, (more, k, job))
