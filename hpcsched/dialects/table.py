@@ -34,8 +34,8 @@ def restart_of(speaks: str, command: Sequence[str], workdir: Path, env: Mapping[
 def recognise(command: Sequence[str], workdir: Path, env: Mapping[str, str]) -> Restart | None:
     """What a command speaks where that is sure, with the reason in `recognised`; None where it is not.
 
-    Its `checkpoints` are in `workdir`, and relative to it. Never raises: what cannot be read or understood is
-    not recognised.
+    Those of its `checkpoints` that are in `workdir` are relative to it. Never raises: what cannot be read or
+    understood is not recognised.
     """
     try:
         return _recognised(command, workdir, env)
@@ -80,8 +80,8 @@ def _within(workdir: Path, patterns: Sequence[str]) -> Iterator[str]:
         path = PurePosixPath(pattern)
         if path.is_absolute() and path.is_relative_to(workdir):
             path = path.relative_to(workdir)
-        if path.is_absolute() or ".." in path.parts:
-            raise NotSure("its checkpoints are not in the folder where it runs")
+        if ".." in path.parts:
+            raise NotSure("its checkpoints are beside the folder where it runs")
         yield str(path)
 
 

@@ -99,8 +99,10 @@ def _check(job: Job, restart: Restart, refuse: _Refuse) -> None:
         refuse("checkpoints", f"{len(restart.checkpoints)} patterns", f"at most {MOST_PATTERNS}")
     for pattern in restart.checkpoints:
         path = PurePosixPath(pattern)
-        if not path.parts or path.is_absolute() or ".." in path.parts:
-            refuse("checkpoints", pattern, "patterns of files or folders in the job's folder, without ..")
+        first = path.parts[1:2] if path.is_absolute() else path.parts[:1]
+        everywhere = path.is_absolute() and any(sign in "".join(first) for sign in "*?[")
+        if not first or everywhere or ".." in path.parts:
+            refuse("checkpoints", pattern, "patterns such as out/checkpoint-* or /scratch/me/*, without ..")
     lists: Mapping[str, Sequence[str]] = {
         "checkpoints": restart.checkpoints,
         "progress_pattern": (restart.progress_pattern,),

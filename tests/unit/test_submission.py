@@ -114,7 +114,7 @@ WRONG = {
     "container": {"image": "--privileged"},
     "needs": {"time_s": -1.0},
     "gpus_multiple": 0,
-    "restart": {"checkpoints": ["/etc/*"]},
+    "restart": {"checkpoints": ["../*"]},
 }
 
 

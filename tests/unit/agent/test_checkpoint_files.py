@@ -46,6 +46,12 @@ def test_the_step_is_the_last_number_in_the_name(name: str, step: int | None) ->
     assert step_in_name(Path("/out") / name) == step
 
 
+def test_a_pattern_may_be_absolute(tmp_path: Path) -> None:
+    write(tmp_path / "scratch/a-1", at=10)
+    write(tmp_path / "scratch/a-2", at=20)
+    assert names(tmp_path / "work", f"{tmp_path}/scratch/a-*") == ["a-1", "a-2"]
+
+
 def test_the_newest_come_last_whatever_their_numbers(tmp_path: Path) -> None:
     folder(tmp_path / "out/checkpoint-9", at=10, state=30)
     folder(tmp_path / "out/checkpoint-20", at=10, state=20)

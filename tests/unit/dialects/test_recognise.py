@@ -280,7 +280,7 @@ def test_what_is_built_on_a_trainer_is_one(folder: Path) -> None:
         "python plain.py --out",
         "python plain.py --ou o",  # argparse would take it for --out
         "python plain.py --out ../elsewhere",
-        "python plain.py --out /elsewhere",
+        "python plain.py --out ../elsewhere",
         "python plain.py --out o/{world_size}",
         "python plain.py --out o/*",
         "python run_clm.py",
@@ -353,6 +353,11 @@ def test_another_line_makes_it_unsure(tmp_path: Path, base: str, old: str, new: 
 def test_a_folder_below_the_job_s_may_be_absolute(folder: Path) -> None:
     found = seen(folder, f"python plain.py --out {folder}/runs/a")
     assert found and found.checkpoints == ("runs/a/checkpoint-*",)
+
+
+def test_a_folder_elsewhere_is_absolute(folder: Path) -> None:
+    found = seen(folder, "python plain.py --out /scratch/me/a")
+    assert found and found.checkpoints == ("/scratch/me/a/checkpoint-*",)
 
 
 def test_submitit_only_where_it_would_not_requeue_the_batch_job(tmp_path: Path) -> None:
