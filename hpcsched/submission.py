@@ -10,6 +10,7 @@ from hpcsched import jobfile
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.processes import launcher_of
 from hpcsched.errors import ConfigError
+from hpcsched.jobfile import needs
 from hpcsched.jobfile.restart import as_keys, as_sent
 from hpcsched.printing import printable
 
@@ -77,6 +78,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "workdir": spec.workdir,
         **(as_keys(spec.restart) if spec.kind is Kind.COMMAND else {}),
         **({spec.environment.kind: spec.environment.name} if spec.environment else {}),
+        **needs.as_keys(spec.needs),
         # In 0.1.0 there was no other word for a launcher's one process.
         "processes": None if spec.processes == "per-gpu" and launcher_of(spec.command) else spec.processes,
     }

@@ -126,6 +126,10 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.CORES_LOST: "The host is used no more in this life of the run.",
         Why.ESCALATED: "It was told to end (SIGTERM), or killed. Save faster, or give more "
         "time with `--grace`.",
+        Why.TIME_LIMIT: "It has run for its `time` ([job file](resources.md#time)). Give it more, "
+        f"and {_RETRY} has it go on from what it saved.",
+        Why.OUT_OF_MEMORY: "It took more main memory than its `memory`, or the kernel's OOM killer ended "
+        f"it. Give it more [memory](resources.md#memory), then {_RETRY}.",
         Why.TIME_IS_UP: "It was told to end, or killed. It goes on from its newest checkpoint.",
         Why.BAD_RECORD: "[The contract](contract.md#in-short)",
         Why.VOIDED: "[The journal](#the-journal)",

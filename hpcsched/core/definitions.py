@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind, Restart
+from hpcsched.core.needs import Needs
 
 _KEYS = {
     "kind": "",  # told by command, trainer or replay
@@ -18,6 +19,7 @@ _KEYS = {
     "user": "",
     "processes": "",
     "environment": "",
+    "needs": "",
     "name": "",
 }
 """The key of a job file for each field that is not called like it; empty: looked at apart, or not at all."""
@@ -38,6 +40,7 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     keys += [key for key in ("epochs", "continues") if getattr(old, key) != getattr(new, key)]
     if old.environment != new.environment:
         keys += sorted({named.kind for named in (old.environment, new.environment) if named})
+    keys += [key for field, key in _NEEDS.items() if _need(old, field) != _need(new, field)]
     if old.restart != new.restart:
         keys += _restarts(old.restart, new.restart)
     if old.workdir != new.workdir:
@@ -68,6 +71,21 @@ def was_unsaid(old: JobSpec, new: JobSpec) -> bool:
     """Whether neither definition may say anything of processes: 0.1.0 took one on each GPU then, and its runs
     go on so."""
     return old.processes == PER_GPU and new.processes == AUTO
+
+
+_NEEDS = {
+    "time_s": "time",
+    "cpus_per_gpu": "cpus_per_gpu",
+    "memory_mib": "memory",
+    "gpu_type": "gpu_type",
+    "gpu_memory_mib": "gpu_memory",
+    "modules": "modules",
+}
+"""By field of a job's needs the key of a job file."""
+
+
+def _need(spec: JobSpec, field: str) -> object:
+    return getattr(spec.needs or Needs(), field)
 
 
 def _processes(spec: JobSpec) -> int | str:

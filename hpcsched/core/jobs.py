@@ -67,7 +67,8 @@ class Traits:
     that it can use as far as that is known (None: any), and `per_gpu` whether its newest attempt was started
     as one process on each: see `core.processes`. `failed_fast` is the exit code and the last line of its last
     attempt, if that has failed soon after its start. `anew`: it has been begun once more, and has saved
-    nothing since. `saves` is for a job that saves by itself.
+    nothing since. `saves` is for a job that saves by itself. `untimed` is the number of its first attempts
+    that its time limit does not count, as it was run again after them.
     """
 
     most_gpus: int | None = None
@@ -76,6 +77,7 @@ class Traits:
     failed_fast: tuple[int, str] | None = None
     anew: bool = False
     saves: Saves = Saves()
+    untimed: int = 0
 
 
 USUAL = Traits()
@@ -153,6 +155,14 @@ class Job:
     def width(self) -> int:
         """GPUs its newest attempt has on each of its hosts."""
         return len(self.current.gpus) // self.spec.nodes
+
+    def time_left_s(self, now: float) -> float | None:
+        """Seconds that it may still run, of the run's clock; None without a limit."""
+        limit = self.spec.needs.time_s if self.spec.needs else None
+        if limit is None:
+            return None
+        timed = self.attempts[self.traits.untimed :]
+        return limit - sum((now if one.end_s is None else one.end_s) - one.start_s for one in timed)
 
     @property
     def steps_repeated(self) -> int | None:

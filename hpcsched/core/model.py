@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from hpcsched.contract.seats import Seat
+from hpcsched.core.needs import Needs
 from hpcsched.core.reasons import Reason
 
 NOTHING: Mapping[str, Any] = {}
@@ -19,7 +20,7 @@ PER_GPU, AUTO = "per-gpu", "auto"
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. The last three are final."""
+    """Where a job is in its life. The last five are final."""
 
     PENDING = "PENDING"
     HELD = "HELD"
@@ -29,11 +30,18 @@ class JobState(StrEnum):
     SUSPENDED = "SUSPENDED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
     CANCELLED = "CANCELLED"
 
     @property
     def final(self) -> bool:
         return self in _FINAL
+
+    @property
+    def failed(self) -> bool:
+        """Over, without having completed, and not because somebody wanted that."""
+        return self in _FAILED
 
     @property
     def active(self) -> bool:
@@ -46,7 +54,8 @@ class JobState(StrEnum):
         return _CODES[self]
 
 
-_FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+_FAILED = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY})
+_FINAL = _FAILED | {JobState.COMPLETED, JobState.CANCELLED}
 _CODES = {
     JobState.PENDING: "PD",
     JobState.HELD: "PD",
@@ -57,6 +66,8 @@ _CODES = {
     JobState.COMPLETED: "CD",
     JobState.FAILED: "F",
     JobState.CANCELLED: "CA",
+    JobState.TIMEOUT: "TO",
+    JobState.OUT_OF_MEMORY: "OOM",
 }
 _ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
 
@@ -171,6 +182,7 @@ class JobSpec:
     is a command: "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its
     trainer (None: the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the
     program saves by itself, and can be started again (None: only the contract says when it can be suspended).
+    `needs`: time, cores, memory, kinds of GPUs, modules (None: the file says nothing of these).
     """
 
     name: str
@@ -200,6 +212,7 @@ class JobSpec:
     max_foreground_slowdown: float = 0.05
     environment: PythonEnvironment | None = None
     restart: Restart | None = None
+    needs: Needs | None = None
 
     @property
     def epochs(self) -> float | None:
@@ -245,15 +258,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCores:
-    """The cores of a host for jobs that need no GPU.
+    """The cores of a host, and its memory.
 
-    `own` are always theirs: nothing else uses them; CPU slots lend them their cores while no other job has
-    the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on node 0).
+    `own` are those for jobs that need no GPU: nothing else uses them; CPU slots lend them their cores while
+    no other job has the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on
+    node 0). `kept` is the number of cores for jobs on GPUs, `memory_mib` the main memory for jobs; 0 and
+    None: not counted.
     """
 
     host: str
     own: tuple[int, ...] = ()
     numa: Mapping[int, int] = field(default_factory=dict)
+    kept: int = 0
+    memory_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,8 @@ class Why(StrEnum):
     CORES_LOST = "CoresLost"
     ESCALATED = "Escalated"
     TIME_IS_UP = "TimeIsUp"
+    TIME_LIMIT = "TimeLimit"
+    OUT_OF_MEMORY = "OutOfMemory"
     LEARNED = "Learned"
     QUARANTINED = "Quarantined"
     EXCUSED = "Excused"
@@ -228,6 +230,8 @@ _WORDS = {
     Why.CORES_LOST: "the cores of host {host} were lost: {why}",
     Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",
     Why.TIME_IS_UP: "the allocation ends in {left:.0f} s: {how}",
+    Why.TIME_LIMIT: "its time limit of {limit} is over{how}",
+    Why.OUT_OF_MEMORY: "out of memory: {words}",
     Why.LEARNED: "{model} does {rate:.4g} steps/s on {gpus} GPUs ({samples} samples of {steps} steps in all, "
     "spread {spread:.1%}; {before})",
     Why.QUARANTINED: "there was a fault while it shared GPU {gpu} with job {job} ({name}): it shares none "

@@ -98,6 +98,9 @@ class View:
     `hosts_of(job)` says how many of a running job's GPUs lie on which host, `places(gpus)` how many of these.
     `waiting(fits)` walks the jobs that could start in FIFO order. `queue` are all that wait, in order, and
     `blocked()` those on GPUs of their own that wait for others to complete, whose names `unmet(job)` gives.
+    `room(job)` says how many GPUs the job's needs (a kind of GPU, cores, memory) leave it on each host, its
+    own ones included (None: all), which `pick` goes by, and `most_for(job)` how many they would on each of
+    its hosts, were all free.
     `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
     the allocation ends.
     `profile(job)` is None for a model never measured; of one that only this run has seen it has just the
@@ -143,21 +146,24 @@ class View:
     start_left_s: Callable[[Job], float]
     plan: Plan | None
     news: int
+    room: Callable[[Job], Mapping[str, int] | None] = lambda job: None
+    most_for: Callable[[Job], int] | None = None
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Fewest and most GPUs the job may have on each of its hosts, were all of them free."""
-        return job.limits(self.capacity.most(job.spec.nodes))
+        return job.limits(self.most_for(job) if self.most_for else self.capacity.most(job.spec.nodes))
 
     def pick(
         self, job: Job, wanted: int, own: Mapping[str, int] | None = None, free: GpusByHost | None = None
     ) -> tuple[int, tuple[str, ...]]:
         """`GpusByHost.pick` (of `free`, by default all free ones), of the counts that the job may have."""
         free, nodes = self.free if free is None else free, job.spec.nodes
-        gpus, hosts = free.pick(wanted, nodes, own)
+        room = self.room(job)
+        gpus, hosts = free.pick(wanted, nodes, own, room)
         fitting = job.fitting(gpus)
         if fitting == gpus:
             return gpus, hosts
-        return free.pick(fitting, nodes, own) if fitting else (0, ())
+        return free.pick(fitting, nodes, own, room) if fitting else (0, ())
 
 
 class Policy(Protocol):

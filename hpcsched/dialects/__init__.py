@@ -4,6 +4,22 @@ A dialect is data about a framework (`speaks = "transformers"`), found in its so
 command is a `core.model.Restart`. Nothing of a framework or of a user's program is imported or run.
 """
 
-from hpcsched.dialects.table import NAMES, recognise, restart_of
+from hpcsched.dialects.checkpoint import all_done, step_of
+from hpcsched.dialects.pattern import step_pattern
+from hpcsched.dialects.progress import Reader, Report, matching, progress_of
+from hpcsched.dialects.table import NAMES, recognise, restart_of, what_was_recognised, why_not
 
-__all__ = ["NAMES", "recognise", "restart_of"]
+__all__ = [
+    "NAMES",
+    "Reader",
+    "Report",
+    "all_done",
+    "matching",
+    "progress_of",
+    "recognise",
+    "restart_of",
+    "step_of",
+    "step_pattern",
+    "what_was_recognised",
+    "why_not",
+]

@@ -13,7 +13,7 @@ _PYTHON = re.compile(r"python[\d.]*")
 _WITH_VALUE = frozenset({"-X", "-W"})
 
 
-class NotSure(Exception):  # noqa: N818, as it is no error
+class NotSure(Exception):
     """What a program does cannot be said for sure; says why."""
 
 
@@ -24,6 +24,7 @@ class Call:
     script: Path | None
     module: str
     args: tuple[str, ...]
+    launcher: KnownLauncher | None = None
     options: frozenset[str] = frozenset()
     """Options that the script is seen to define: none of them is short for another one."""
 
@@ -82,14 +83,14 @@ def call_of(command: Sequence[str], workdir: Path) -> Call:
 
     Raises NotSure for everything else: a shell, a container, a program.
     """
-    launcher = launcher_of(command)
+    launcher = launcher_of(tuple(command))
     words = list(command)
     if launcher in (KnownLauncher.TORCHRUN, KnownLauncher.ACCELERATE) and words[0] != "env":
         # Which options of theirs have values differs by version: the first word that is a script counts.
         at = next((n for n, word in enumerate(words) if n and word.endswith(".py")), 0)
         if not at:
             raise NotSure("no script is named in the command")
-        return Call(_inside(workdir, words[at]), "", tuple(words[at + 1 :]))
+        return Call(_inside(workdir, words[at]), "", tuple(words[at + 1 :]), launcher)
     if launcher or not words or not _PYTHON.fullmatch(words[0].rpartition("/")[2]):
         raise NotSure("the command begins with no Python")
     at = 1
@@ -110,3 +111,11 @@ def _inside(workdir: Path, word: str) -> Path:
     if re.search(r"[{}$~]", word):
         raise NotSure("the name of the script is made when it starts")
     return workdir / word
+
+
+def folder(text: str) -> str:
+    """The name of a folder as it may stand in a pattern. Raises NotSure for what a shell or a glob reads."""
+    text = text.rstrip("/")
+    if not text or re.search(r"[{}$~*?\[\]\0]", text):
+        raise NotSure(f"{text[:60]!r} is no plain folder")
+    return text

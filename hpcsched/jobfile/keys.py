@@ -11,6 +11,7 @@ from hpcsched import dialects
 from hpcsched.contract import schema
 from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
 from hpcsched.core.model import SIGNALS
+from hpcsched.jobfile.needs import GPU_TYPE, MODULES, MOST_CPUS, SIZE
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -109,9 +110,17 @@ class Job:
     resume_args: Sequence[str] = option(_WORDS, ())
     accumulation: int | None = option(whole("a positive number of batches before each step"), None)
     progress_pattern: str | None = option(
-        text('a regular expression with one group, the step, such as "step ([0-9]+)"'), None
+        text(r"a pattern with one (\d+) where the number of the step stands, such as 'step (\d+)'"), None
     )
     saved_exit_codes: Sequence[int] = option(many(whole("", 1, 255), "a list of numbers, 1 to 255"), ())
     batch: Literal["fixed", "scales"] | None = option(one_of("fixed", "scales"), None)
     suspend_command: Sequence[str] = option(_WORDS, ())
     resume_command: Sequence[str] = option(_WORDS, ())
+    time: float | str | None = option(TIME, None)
+    cpus_per_gpu: int | None = option(
+        whole(f"a number of cores for each GPU, 1 to {MOST_CPUS}", most=MOST_CPUS), None
+    )
+    memory: str | None = option(SIZE, None)
+    gpu_type: str | None = option(GPU_TYPE, None)
+    gpu_memory: str | None = option(SIZE, None)
+    modules: Sequence[str] = option(MODULES, ())

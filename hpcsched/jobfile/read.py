@@ -21,6 +21,7 @@ from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile.check import check_names
 from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, TIME, Job
+from hpcsched.jobfile.needs import needs_of
 from hpcsched.jobfile.restart import restart_of
 
 _ACCEPTED = schema.options_of(Job)
@@ -198,6 +199,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         background=job.background,
         max_foreground_slowdown=float(job.max_foreground_slowdown),
         environment=environment,
+        needs=needs_of(job, strategy, refuse),
         restart=restart_of(job, workdir / (job.workdir or ""), refuse),
     )
 

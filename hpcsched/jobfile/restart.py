@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 from hpcsched import dialects
 from hpcsched.core.model import Restart
 from hpcsched.decoding import is_utf8
+from hpcsched.errors import BadInput
 from hpcsched.jobfile.keys import NONE, Job
 
 KEYS = (
@@ -30,9 +30,6 @@ KEYS = (
 
 MOST_PATTERNS = 16
 """Patterns of checkpoints, at most: all are looked for again and again."""
-
-MOST_PATTERN = 1000
-"""Letters of a pattern of lines, at most."""
 
 _Refuse = Callable[..., NoReturn]
 
@@ -95,11 +92,9 @@ def _with(restart: Restart, job: Job) -> Restart:
 def _check(job: Job, restart: Restart, refuse: _Refuse) -> None:
     if job.progress_pattern is not None:
         try:
-            groups = re.compile(job.progress_pattern).groups
-        except (re.error, RecursionError, OverflowError):
-            groups = 0
-        if groups != 1 or len(job.progress_pattern) > MOST_PATTERN:
-            refuse("progress_pattern", job.progress_pattern)
+            dialects.step_pattern(job.progress_pattern)
+        except BadInput as error:
+            refuse("progress_pattern", job.progress_pattern, str(error))
     if len(restart.checkpoints) > MOST_PATTERNS:
         refuse("checkpoints", f"{len(restart.checkpoints)} patterns", f"at most {MOST_PATTERNS}")
     for pattern in restart.checkpoints:

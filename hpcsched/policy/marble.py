@@ -131,6 +131,8 @@ class Marble:
                 facts = {"gpus": wanted, "model": job.spec.model, "total": node}
                 reason = Reason(Why.NO_PROFILE, facts)
             gpus, hosts = view.pick(job, wanted)
+            if gpus < least:
+                continue  # what suits it is given to others by now
             role = Role.PRIMARY if gpus == wanted else Role.SECONDARY
             if role is Role.SECONDARY:
                 facts = {"gpus": gpus, "wanted": wanted, "model": job.spec.model}

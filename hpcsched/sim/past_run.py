@@ -57,7 +57,7 @@ def past_of(machine: Machine, measured: Iterable[Profile] = (), trainings: Colle
     works: dict[int, tuple[JobSpec, Profile | None]] = {}
     rigid = []
     for job in machine.run.jobs.values():
-        if job.state in (JobState.CANCELLED, JobState.FAILED):
+        if job.state is JobState.CANCELLED or job.state.failed:
             left_out[job.id] = CANCELLED if job.state is JobState.CANCELLED else FAILED
         elif job.spec.cpus is not None:
             steps = _steps(job) if job.spec.kind is Kind.TRAINER else None

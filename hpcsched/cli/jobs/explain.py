@@ -14,6 +14,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState, Kind, Role
+from hpcsched.core.needs import said_time
 from hpcsched.core.plan import Plan
 from hpcsched.core.saving import how_suspended
 from hpcsched.errors import NoSuchRun, UnknownJob
@@ -46,7 +47,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
     if found.state.active and found.current.why:
         reason = found.current.why
     on_cores = cores_status(found)
-    following = what_is_next(machine, found)
+    following, needs = what_is_next(machine, found), _needs(machine, found)
     saves = how_suspended(found, machine.run.now, machine.estimates.unsaved_s(found))
     processes = machine.estimates.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
     if as_json:
@@ -69,6 +70,7 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
             "gpus": list(found.current.gpus) if found.state.active else [],
             "processes": str(processes) if processes else None,
             "saves": saves or None,
+            "needs": needs or None,
             "next": following,
             "story": story,
             **({"cores": on_cores} if on_cores else {}),
@@ -84,12 +86,29 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
         say(f"  saving: {saves}")
     if processes:
         say(f"  processes: {processes}")
+    for line in needs:
+        say(f"  needs: {line}")
     for line in following:
         say(f"  next: {line}")
     say("story (time into the run):")
     for note in found.story:
         say(f"  {clock(note.at):>10}  {note.reason}")
     return code_of(rundir)
+
+
+def _needs(machine: Machine, job: Job) -> list[str]:
+    """What a job needs besides a number of GPUs, and how long it may still run."""
+    needs = job.spec.needs
+    if needs is None:
+        return []
+    lines = [str(needs)] if needs.places else []
+    if needs.modules:
+        lines.append(f"modules {', '.join(needs.modules)}")
+    left_s = job.time_left_s(machine.run.now)
+    if needs.time_s is not None and left_s is not None:
+        left = "" if job.state.final else f", of which {clock(max(0.0, left_s))} are left"
+        lines.append(f"at most {said_time(needs.time_s)} of running time{left}")
+    return lines
 
 
 def _where(job: Job) -> str:
@@ -162,7 +181,7 @@ def _same_batch(machine: Machine, job: Job) -> list[str]:
     """The counts to which its global batch binds a running job."""
     if not job.keeps_batch:
         return []
-    counts = [gpus for gpus in range(1, machine.ledger.most_for(job) + 1) if job.allows(gpus)]
+    counts = [gpus for gpus in range(1, machine.rooms.most_for(job) + 1) if job.allows(gpus)]
     what = f"it is neither promoted nor shrunk: it began on {_count(job, job.width)}"
     if counts != [job.width]:
         what = f"it may have {', '.join(map(str, counts))} GPUs"
@@ -202,7 +221,7 @@ def _jobs_before(machine: Machine, job: Job) -> int:
 
 def _wants(machine: Machine, job: Job) -> str:
     """The GPUs that the policy will give a waiting job, as far as that is decided."""
-    plan, (least, most) = _plan(machine), job.limits(machine.ledger.most_for(job))
+    plan, (least, most) = _plan(machine), job.limits(machine.rooms.most_for(job))
     if least == most:
         return _count(job, most)
     if plan and plan.rule == "list":
@@ -254,7 +273,7 @@ def _promotes(machine: Machine) -> str:
 
 def _fastest(machine: Machine, job: Job) -> int | None:
     """The job's fastest count on each of its hosts, by what MARBLE goes by; None if it is not known."""
-    profile, (least, most) = machine.estimates.profile(job), job.limits(machine.ledger.most_for(job))
+    profile, (least, most) = machine.estimates.profile(job), job.limits(machine.rooms.most_for(job))
     return job.fastest(profile, most, least) if profile and least <= most else None
 
 

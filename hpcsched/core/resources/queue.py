@@ -45,6 +45,10 @@ class WaitingQueue:
             heappop(heap)
         return heap[0] if heap else None
 
+    def ids(self) -> list[int]:
+        """The jobs that are in, in no order."""
+        return list(self._tickets)
+
     def first(self) -> int | None:
         """The job that has waited longest, or None."""
         heads = [head for heap in self._heaps.values() if (head := self._head(heap))]

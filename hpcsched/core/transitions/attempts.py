@@ -10,6 +10,7 @@ from typing import Any
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobState
+from hpcsched.core.needs import said_time
 from hpcsched.core.processes import Because
 from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
@@ -23,6 +24,15 @@ from hpcsched.core.transitions.waiting import Waiting
 MOST_GRACES = 20
 """Grace times after which an attempt that is still writing a checkpoint is ended all the same (chosen): ten
 minutes where the grace time is the usual half."""
+
+TIME = "time"
+"""What is wanted of a job whose time limit is over; the kind of the timer, too."""
+
+
+def time_limit(job: Job, how: str = "") -> Reason:
+    """That the time limit of a job is over."""
+    assert job.spec.needs and job.spec.needs.time_s is not None
+    return Reason(Why.TIME_LIMIT, {"limit": said_time(job.spec.needs.time_s), "how": how})
 
 
 class Attempts:
@@ -68,6 +78,7 @@ class Attempts:
         resume = job.saved_step is not None
         how = {"per_gpu": job.traits.per_gpu, "seats": target.seats, "anew": job.traits.anew}
         self._out.do(Launch, job, gpus=target.gpus, role=target.role, resume=resume, **how)
+        self._limit_time(job)
 
     def _begin(self, job: Job, target: Target, step: int) -> Attempt:
         """The job's next attempt, from this step on."""
@@ -100,6 +111,12 @@ class Attempts:
         if self._ledger.by_role(job.role).listed:
             self._run.unlist_running(job)
 
+    def _limit_time(self, job: Job) -> None:
+        """Watch that the job's attempt ends when the job's time is up."""
+        left_s = job.time_left_s(self._run.now)
+        if left_s is not None:
+            self._out.timer(TIME, job, max(0.0, left_s))
+
     # --- leaving ----------------------------------------------------------------------------
 
     def leave(self, job: Job, wanted: str) -> None:
@@ -109,6 +126,19 @@ class Attempts:
             self.suspend(job)
         else:
             self.terminate(job)
+
+    def time_is_up(self, job: Job) -> None:
+        """Have a job whose time limit is over save and leave for good; one that is leaving goes on with that,
+        and one that is to end for another reason does so."""
+        if job.wanted not in ("", "suspend", "drain"):
+            return
+        leaves = job.state is JobState.SUSPENDING or job.wanted == "drain"
+        job.wanted = TIME
+        self._out.note(job, time_limit(job))
+        if job.target:
+            self.drop_target(job)
+        if not leaves:
+            self.leave(job, TIME)
 
     def suspend(self, job: Job) -> None:
         """Have a job save and leave."""
@@ -187,6 +217,7 @@ class Attempts:
         job.attempt += 1
         attempt = self._begin(job, new, step)
         attempt.ready_s, attempt.in_place, attempt.guests = self._run.now, True, old.guests
+        self._limit_time(job)
 
     def stays(self, job: Job, error: str, *, in_place: bool) -> None:
         """Have a job go on as it is: its resize came to nothing. `in_place`: another one may do better."""

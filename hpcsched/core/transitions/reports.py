@@ -6,11 +6,11 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Handlers
-from hpcsched.core.model import SIGNALS, JobState
+from hpcsched.core.model import SIGNALS, Ended, JobState
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
-from hpcsched.core.transitions.attempts import Attempts
+from hpcsched.core.transitions.attempts import TIME, Attempts
 from hpcsched.core.transitions.endings import Endings
 from hpcsched.core.transitions.estimates import Estimates
 from hpcsched.core.transitions.losses import LOST, VOID, lost_gpu
@@ -221,6 +221,12 @@ class Reports:
             self._endings.completed(job)
         elif job.wanted == "cancel":
             self._endings.cancelled(job)
+        elif event.oom and event.code != SUSPENDED:
+            self._endings.out_of_memory(job, event.oom, over_limit=event.over_limit)
+        elif job.wanted == TIME:
+            saved = event.code == SUSPENDED and not event.unreadable
+            saved = saved or (leaves and _saved_and_left(job, event.code))
+            self._endings.timed_out(job, Ended.SUSPENDED if saved else Ended.CANCELLED)
         elif event.no_room and event.code != 0:
             self._endings.no_room(job, event.saved_step, event.no_room)
         elif leaves and (_saved_and_left(job, event.code) or not job.wanted.startswith(LOST)):
@@ -253,6 +259,8 @@ class Reports:
         self._out.ask_policy()
         if event.no_room and job.wanted != "cancel":
             self._endings.no_room(job, None, event.no_room)
+        elif job.wanted == TIME:
+            self._endings.timed_out(job, Ended.CANCELLED)
         elif job.wanted not in ("", "suspend") or event.host_fault:
             self._endings.lost(job, None, job.wanted or event.error, counts=not job.wanted)
         else:

@@ -219,7 +219,8 @@ def _next(view: View, plan: Plan) -> list[Decision]:
     for job_id in plan.order:
         if job_id in view.queue and view.free.left:
             job = view.jobs[job_id]
-            if fits(job.least, job.spec.nodes) and view.in_time(job, jobs[: view.free.left]):
+            there = fits(job.least, job.spec.nodes, view.room(job))
+            if there and view.in_time(job, jobs[: view.free.left]):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)
     caps = tuple(_cap(work, plan) for work in problem.works)

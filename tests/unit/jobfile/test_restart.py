@@ -67,7 +67,7 @@ def test_jobs_that_say_the_same_share_it():
         ({"saved_exit_codes": [256]}, "saved_exit_codes[0]", "1 to 255"),
         ({"batch": "kept"}, "batch", '"fixed" or "scales"'),
         ({"accumulation": 0}, "accumulation", "positive"),
-        ({"progress_pattern": "step ("}, "progress_pattern", "one group"),
+        ({"progress_pattern": "step ("}, "progress_pattern", "one (\\d+)"),
         ({"restartable": False, "batch": "scales"}, "restartable", "no batch"),
         ({"command": None, "trainer": "m:T", "restartable": True}, "restartable", "with a command"),
         ({"command": None, "replay": True, "checkpoints": "c"}, "checkpoints", "with a command"),

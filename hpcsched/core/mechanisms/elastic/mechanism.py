@@ -49,7 +49,7 @@ class Elastic(Mechanism):
     def __init__(self, parts: Parts) -> None:
         super().__init__()
         self.proposals = Proposals()
-        self._run, self._out, self._ledger = parts.run, parts.out, parts.ledger
+        self._run, self._out, self._rooms = parts.run, parts.out, parts.rooms
         self._estimates, self._decisions = parts.estimates, parts.decisions
 
     def handlers(self) -> Handlers:
@@ -67,7 +67,7 @@ class Elastic(Mechanism):
         profile = replace(known, throughput=rates, nodes=nodes, source="learned", spread=None, note="")
         self.proposals.of[job.id] = Proposal(profile=profile, batch=event.batch)
         self._estimates.say(job, profile)
-        least, most = job.limits(self._ledger.most_for(job))
+        least, most = job.limits(self._rooms.most_for(job))
         best = job.fastest(profile, most, least)
         if former is None or job.fastest(former, most, least) != best:
             self._run.count_news()
