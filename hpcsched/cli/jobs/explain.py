@@ -182,9 +182,9 @@ def _same_batch(machine: Machine, job: Job) -> list[str]:
     if not job.keeps_batch:
         return []
     counts = [gpus for gpus in range(1, machine.rooms.most_for(job) + 1) if job.allows(gpus)]
-    what = f"is neither promoted nor shrunk: it began on {_count(job, job.width)}"
+    what = f"it is neither promoted nor shrunk: it began on {_count(job, job.width)}"
     if counts != [job.width]:
-        what = f"may have {', '.join(map(str, counts))} GPUs"
+        what = f"it may have {', '.join(map(str, counts))} GPUs"
     allow = 'batch = "scales" in its job file lets it change'
     return [f"{what}, on others its global batch would be another one ({allow})"]
 
