@@ -24,7 +24,8 @@ class Example:
 
     `packages`: the distributions whose versions the table names. `environment`: which one of
     packaging/framework_envs.sh has them. `most_changed`: lines that elastic.py may have changed of train.py.
-    `never_wider`: why it is not promoted ("": it is). `more_steps`: it needs so many times the usual steps.
+    `never_wider`: why it is not promoted ("": it is). `begins_on`: slots that it begins on; promoted it has
+    twice as many. `more_steps`: it needs so many times the usual steps.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Example:
     environment: str
     most_changed: int
     never_wider: str = ""
+    begins_on: int = 1
     more_steps: float = 1.0
 
     @property
@@ -157,6 +159,7 @@ EXAMPLES = (
         packages=("torch",),
         environment="",
         most_changed=5,
+        begins_on=2,
     ),
 )
 

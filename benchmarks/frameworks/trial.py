@@ -90,27 +90,21 @@ class Trial:
             raise Failed(f"jobs.toml has no job with {program}")
         self._job: dict[str, Any] = job
 
-    def undisturbed(self, *, gpus: int = 1) -> Course:
-        """From its beginning to its end, on so many slots."""
-        return self._run("alone", gpus=gpus)
+    def undisturbed(self) -> Course:
+        """From its beginning to its end."""
+        return self._run("alone")
 
     def suspended(self, times: int = 2) -> Course:
         """Suspended and resumed in the middle, so many times."""
         points = [self._steps * (n + 1) // (times + 1) for n in range(times)]
-        return self._run("suspended", gpus=1, suspend_at=points)
+        return self._run("suspended", suspend_at=points)
 
     def promoted(self) -> Course:
-        """Begun on one slot, as a neighbour has the other one, and given both when that has ended."""
-        return self._run("promoted", gpus=2, promoted_at=self._steps // 3)
+        """Begun on half of the slots, as a neighbour has the others, and given all when that has ended."""
+        return self._run("promoted", promoted_at=self._steps // 3)
 
-    def _run(
-        self,
-        name: str,
-        *,
-        gpus: int,
-        suspend_at: Sequence[int] = (),
-        promoted_at: int | None = None,
-    ) -> Course:
+    def _run(self, name: str, *, suspend_at: Sequence[int] = (), promoted_at: int | None = None) -> Course:
+        gpus = self.example.begins_on * (1 if promoted_at is None else 2)
         place = self._place / self.program.partition(".")[0] / name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -148,9 +142,9 @@ class Trial:
         if not any("--steps" in word for word in job["command"]):
             job["command"] += ["--steps", str(self._steps)]
         if promoted:
-            job["gpus"] = {"min": 1, "max": gpus}
+            job["gpus"] = {"min": gpus // 2, "max": gpus, "multiple_of": gpus // 2}
             neighbour = {"name": "neighbour", "command": ["sh", "-c", "until [ -e go ]; do sleep 0.1; done"]}
-            return {"schema": 1, "job": [job, {**neighbour, "gpus": 1}]}
+            return {"schema": 1, "job": [job, {**neighbour, "gpus": gpus // 2}]}
         job["gpus"] = gpus
         return {"schema": 1, "job": [job]}
 
