@@ -64,8 +64,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def completed_steps(self) -> int:
-        """The optimizer's steps so far, over all attempts."""
-        return self._elastic.place.step
+        """Steps so far, over all attempts; one counts as soon as its last backward pass is done."""
+        return self._elastic.place.step + self._elastic.under_way
 
     def epochs(self, epochs: int) -> Iterator[int]:
         """The numbers of the epochs from 0 on; those that are over are left out, and the first loader loops
@@ -114,8 +114,10 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """As accelerate's."""
-        self._elastic.loss = loss.detach()
         super().backward(loss, **kwargs)
+        self._elastic.loss = loss.detach()
+        if not self._elastic.able:  # then nobody asks at the next batch
+            self._elastic.count()
 
     def log(self, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> None:
         """As accelerate's; the last numbers by name become the job's results at `end_training`."""
@@ -251,6 +253,11 @@ class _Elastic:
             yield first
             yield from batches
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has been computed that is not counted yet."""
+        return self.loss is not None and bool(self._accelerator.sync_gradients)
+
     def batch_made(self) -> None:
         """A batch has been computed: if a step has been made with it, count that, and save or leave."""
         if self.count():
@@ -258,9 +265,9 @@ class _Elastic:
 
     def count(self) -> bool:
         """Whether a step has been made since this was asked."""
-        accelerator, place = self._accelerator, self.place
+        place, made = self.place, self.under_way
         loss, self.loss = self.loss, None
-        if loss is None or not accelerator.sync_gradients:
+        if not made:
             return False
         place.step += 1
         for number, one in self.iterating.items():

@@ -69,24 +69,26 @@ class Elastic:
         self._inside = self._again = False
         self._rng: dict[str, Any] | None = None
         self._device = _device(parts)
-        if not self.link.active:
-            return
-        _check(parts, self.link)
         for part in parts.values():
             if isinstance(part, torch.optim.Optimizer):
                 part.register_step_post_hook(self._note_step)
+        if not self.link.active:
+            return
+        _check(parts, self.link)
         if (found := self.link.checkpoint) is not None:
             self._load(found)
 
     @property
     def step(self) -> int:
-        """The steps made so far, over all attempts."""
-        return self._place.step
+        """The steps made so far, over all attempts; within `epochs` one counts with its optimizer's step."""
+        return self._place.step + (self._inside and self._stepped)
 
     def steps(self, steps: int) -> Iterator[int]:
         """The numbers of the steps from the first one not made yet, up to `steps` - 1."""
         if not self.link.active:
-            yield from range(steps)
+            for self._place.step in range(steps):
+                yield self._place.step
+            self._place.step = steps
             return
         self._begin()
         while self._place.step < steps:
@@ -99,6 +101,7 @@ class Elastic:
         """The numbers of the epochs from the first one not over yet; its loop over `loader` goes on behind
         the batches that it has had. Steps are counted by the optimizer's."""
         if not self.link.active:
+            self._inside = True
             yield from range(epochs)
             return
         self._begin()
@@ -168,7 +171,9 @@ class Elastic:
     # -- a training ----------------------------------------------------------------------------------------
 
     def _note_step(self, *_: Any) -> None:
-        self._stepped = True
+        self._stepped = self.link.active
+        if self._inside and not self._stepped:  # nobody asks at the next batch then
+            self._place.step += 1
 
     def _begin(self) -> None:
         if self._rng is not None:

@@ -34,6 +34,18 @@ def test_a_training_that_was_suspended_ends_as_one_that_was_not(tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_two_ranks_that_were_suspended_end_as_two_that_were_not(tmp_path: Path) -> None:
+    """With periodic checkpoints after each step, of which two stay."""
+    job, losses = example("accelerate", "elastic.py", tmp_path / "job"), {}
+    for stop_at, codes in ((3, [75, 75]), (None, [0, 0])):
+        ran = job.run(*STEPS, "--dropout=0.1", ranks=2, stop_at=stop_at, HPCSCHED_CHECKPOINT_EVERY_S="0")
+        assert ran.codes == codes, ran.output
+        losses |= ran.losses
+        assert len([*(job.folder / "checkpoint").iterdir()]) == 2
+    assert losses == alone(tmp_path, "--dropout=0.1", ranks=2)
+
+
+@pytest.mark.slow
 def test_the_number_of_ranks_may_change_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     """1, 2, 1: the same samples in each step, of which none is lost or seen twice."""
     job, losses = example("accelerate", "elastic.py", tmp_path / "job"), {}
@@ -43,6 +55,13 @@ def test_the_number_of_ranks_may_change_in_the_middle_of_an_epoch(tmp_path: Path
         assert not losses.keys() & ran.losses.keys()
         losses |= ran.losses
     assert apart(losses, alone(tmp_path)) < 1e-5
+
+
+def test_without_hpcsched_it_is_accelerates(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ran = Job(tmp_path / "program.py", tmp_path / "job").run("2", "0", "", HPCSCHED_JOB_ID="")
+    assert ran.codes == [0] and ran.losses.keys() == {*range(1, 19)}, ran.output
+    assert {path.name for path in (tmp_path / "job").iterdir()} == {"output.1"}
 
 
 PROGRAM = """
@@ -76,7 +95,7 @@ for epoch in accelerator.epochs(3):
         accelerator.print("seen", epoch, *seen, flush=True)
         if accelerator.sync_gradients:
             rate = scheduler.get_last_lr()[0]
-            accelerator.print(f"step {accelerator.completed_steps + 1} loss {rate!r}", flush=True)
+            accelerator.print(f"step {accelerator.completed_steps} loss {rate!r}", flush=True)
     for _ in held_out:
         pass
     accelerator.print("over", epoch, accelerator.completed_steps, flush=True)

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+import torch
 from adapted import Job, apart, example
 from places import ROOT
 
@@ -61,6 +62,19 @@ def test_a_suspended_training_ends_as_one_that_was_not(tmp_path: Path, name: str
         assert ran.codes == [0 if stop_at is None else 75], ran.output
         losses |= ran.losses
     assert losses == alone(name, tmp_path, *more)
+
+
+@pytest.mark.slow
+def test_two_ranks_that_were_suspended_end_as_two_that_were_not(tmp_path: Path) -> None:
+    """With periodic checkpoints after each step, of which two stay."""
+    job, losses = example("ddp", "elastic.py", tmp_path / "job"), {}
+    for stop_at, codes in ((3, [75, 75]), (None, [0, 0])):
+        ran = job.run(*STEPS, "--dropout=0.1", ranks=2, stop_at=stop_at, HPCSCHED_CHECKPOINT_EVERY_S="0")
+        assert ran.codes == codes, ran.output
+        losses |= ran.losses
+        assert len([*(job.folder / "checkpoint").iterdir()]) == 2
+    whole = example("ddp", "elastic.py", tmp_path / "alone").run(*STEPS, "--dropout=0.1", ranks=2)
+    assert losses == whole.losses
 
 
 @pytest.mark.slow
@@ -134,7 +148,6 @@ def elastic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
 
 
 def test_what_does_not_fit_is_refused(elastic: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
     from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
     dataset = TensorDataset(torch.zeros(6, 1))
@@ -159,6 +172,11 @@ def test_without_hpcsched_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> No
     one, loader = ddp.Elastic(model=None), object()
     assert one.loader(loader) is loader
     assert [*one.epochs(2)] == [*one.steps(2)] == [0, 1]
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    one = ddp.Elastic(optimizer=optimizer)
+    for epoch in one.epochs(2):
+        optimizer.step()
+        assert one.step == epoch + 1
 
 
 def test_the_examples_change_few_lines() -> None:
