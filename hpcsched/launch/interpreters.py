@@ -73,7 +73,7 @@ class InterpreterInfo(msgspec.Struct, frozen=True, kw_only=True):
         if _numbers(self.python) < MIN_PYTHON:
             return f"{python} is Python {self.python}; trainers need {_said(MIN_PYTHON)} or later"
         if self.worker is None:
-            return f"{python} (Python {self.python}) has no {_PACKAGE}: {pip} {_PACKAGE}"
+            return f"{python} (Python {self.python}) has no {_PACKAGE}: {pip} '{_PACKAGE}[torch]'"
         if why := _why_apart(self.contract):
             there = f"{python} has {_PACKAGE} {self.worker}, but {why}"
             return f"{there}: {pip} {_PACKAGE}=={hpcsched.__version__}"

@@ -5,19 +5,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
+import re
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import IntFlag
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, SupportsFloat
 
-from hpcsched.contract import files
+from hpcsched.compat import dataclass
+from hpcsched.contract import exits, files
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.contract.environment import Reader
+from hpcsched.contract.ranks import TORCHRUN
 from hpcsched.contract.state import State
 from hpcsched.contract.words import Ready
 from hpcsched.errors import BadInput
-from hpcsched.worker.process.contract import JobEnv, OrderReader, ProgressWriter, say
+from hpcsched.worker.process.contract import JobEnv, ProgressWriter, say, sync_folder
 from hpcsched.worker.session.stopping import StopFlag
+
+_PLACE = re.compile(r"step-([0-9]+)-attempt-([0-9]+)", re.ASCII)
 
 
 class Wish(IntFlag):
@@ -30,12 +40,42 @@ class Wish(IntFlag):
     """Save and leave."""
 
 
+@dataclass(eq=False, slots=True)
+class _OnRecord:
+    """What all links of this process have said, as the agent hears one program: `state` is of the newest
+    checkpoint, `saved_at` on the monotonic clock."""
+
+    env: JobEnv | None
+    progress: ProgressWriter
+    state: State | None
+    saved_at: float
+    step: int = 0
+    ready: bool = False
+
+
+_of_process: dict[int, _OnRecord] = {}
+
+
+def _on_record(env: JobEnv | None) -> _OnRecord:
+    found = _of_process.get(os.getpid())  # a forked child begins with a record of its own
+    if found is None or found.env != env:
+        progress = ProgressWriter(env.progress_fd if env else None)
+        found = _OnRecord(env, progress, _newest(env) if env else None, time.monotonic())
+        _of_process[os.getpid()] = found
+    return found
+
+
 class Link:
     """One rank's link to hpcsched; without hpcsched it is not `active`, and nothing it does has an effect.
 
     The loop that uses it calls `ready` once it can be suspended, `report` and `wishes` after each step,
-    `saved` after each checkpoint, and `leave` when it has saved for Wish.STOP. All ranks have a link; they
-    have to act on the same wishes (`integrations.agreement.Agreement` for torch).
+    `saved` after each checkpoint, `leave` when it has saved for Wish.STOP, and `finish` at the end. All ranks
+    have a link, and have to act on the same wishes (`hpcsched.integrations.agreement.Agreement` for torch).
+    A process can have several links, such as a framework's callback and the user's own: they share what is
+    said, and each hears what is wanted.
+
+    Signals are heard in the main thread only; a link that is made in another one hears by the stop file, and
+    says so.
 
     Raises ConfigError for variables that make no sense, WrongContract for an agent that does not fit.
     """
@@ -44,14 +84,16 @@ class Link:
         self.env = JobEnv.from_environ()
         """All that the agent has told this rank; None without hpcsched."""
         env = self.env
+        self._record = _on_record(env)
         self._flag = StopFlag(env.notify_pid, env.stop_file) if env else StopFlag(None)
-        self._progress = ProgressWriter(env.progress_fd if env else None)
-        self._orders = OrderReader(env.control_fd if env else None)
-        self._saved_at = time.monotonic()
-        self._is_ready = False
-        self._state = self._read_state()
+        self._closed = False
         if env:
+            self._ranks = (env.rank, env.world_size, env.local_rank)
             self._flag.install()
+        else:
+            told = Reader(os.environ)
+            rank = told.number(TORCHRUN[0], 0)
+            self._ranks = (rank, told.number(TORCHRUN[1], 1), told.number(TORCHRUN[2], rank))
 
     # -- what is told ------------------------------------------------------------------------
 
@@ -62,18 +104,18 @@ class Link:
 
     @property
     def rank(self) -> int:
-        """Which rank this is, from 0."""
-        return self.env.rank if self.env else 0
+        """Which rank this is, from 0; without hpcsched as `torchrun` says it."""
+        return self._ranks[0]
 
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return self.env.world_size if self.env else 1
+        return self._ranks[1]
 
     @property
     def local_rank(self) -> int:
         """Which rank of its host this is."""
-        return self.env.local_rank if self.env else 0
+        return self._ranks[2]
 
     @property
     def steps(self) -> int | None:
@@ -87,82 +129,196 @@ class Link:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest checkpoint that is whole, by what `saved` has put on record: to go on from; or None."""
-        if self._state is None or self._state.checkpoint is None:
-            return None
-        found = Path(self._state.checkpoint)
-        return found if found.exists() else None
+        """The newest checkpoint that is whole, by what `saved` has put on record: to go on from; or None.
+
+        Never a newer one that was being written when the process ended. Where the one on record has been
+        deleted since, it is None, and rank 0 has said so.
+        """
+        state = self._record.state
+        return Path(state.checkpoint) if state is not None and state.checkpoint else None
 
     @property
     def step(self) -> int:
         """The step of `checkpoint`; 0 without one."""
-        return self._state.step if self._state and self.checkpoint else 0
+        state = self._record.state
+        return state.step if state is not None and state.checkpoint else 0
 
     # -- what is said ------------------------------------------------------------------------
 
     def ready(self, *, parallel: bool = True) -> None:
         """Say that this training can be suspended from now on; `parallel`: it can be one of several ranks.
 
-        Rank 0 says it, once.
+        Call it once `checkpoint` has been taken up, on all ranks or on rank 0: rank 0 says it, once. Raises
+        OSError.
         """
-        if self.env and self.rank == 0 and not self._is_ready:
-            self.env.mark_ready(Ready(parallel=parallel))
-        self._is_ready = True
+        if self.env and self.rank == 0 and not self._record.ready:
+            # Behind a launcher, maybe in a script, what the agent starts is not one of several ranks.
+            self.env.mark_ready(Ready(parallel=parallel and not self.env.launched))
+            self._record.ready = True
 
-    def report(self, step: int, loss: float | None = None) -> None:
-        """Say how many steps are done in all; cheap enough for every step. Rank 0's counts."""
+    def report(self, step: int, loss: SupportsFloat | None = None) -> None:
+        """Say how many steps are done in all; cheap enough for every step. Rank 0's counts.
+
+        `loss` is only asked for its number when a line is due, at most 20 times a second: a tensor on a GPU
+        need not be waited for each time.
+        """
+        self._record.step = step
         if self.rank == 0:
-            self._progress.report(step, lambda: loss)
+            self._record.progress.report(step, lambda: None if loss is None else _finite(float(loss)))
 
     def wishes(self) -> Wish:
-        """What is wanted of this rank after this step. A rank alone must not act on it."""
-        if self.env is None:
+        """What is wanted of this rank after this step. A rank alone must not act on it.
+
+        STOP: it was told so by a signal or the stop file, or the agent has gone. SAVE: so many seconds have
+        passed since the last `saved` as the job file says.
+        """
+        if self.env is None or self._closed:
             return Wish.NOTHING
-        due = self.rank == 0 and time.monotonic() >= self._saved_at + self.env.checkpoint_every_s
+        due = self.rank == 0 and time.monotonic() >= self._record.saved_at + self.env.checkpoint_every_s
         return (Wish.STOP if self._flag.wanted else Wish.NOTHING) | (Wish.SAVE if due else Wish.NOTHING)
+
+    def place(self, step: int) -> Path:
+        """Where to save the state after `step` steps: a path in `checkpoint_dir` that nothing has yet.
+
+        For code whose framework has no folder of its own. The folder is made, the path is not. Of these
+        places `saved` keeps the newest ones, as many as the job file says (`keep`). Raises RuntimeError
+        without hpcsched, OSError.
+        """
+        if self.env is None:
+            raise RuntimeError("without hpcsched there is no place for checkpoints")
+        self.env.checkpoint_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Of an attempt of its own: what an earlier one was writing when it died is not written over.
+        return self.env.checkpoint_dir / f"step-{step}-attempt-{self.env.attempt}"
 
     def saved(
         self,
         step: int,
         path: str | os.PathLike[str],
         *,
-        samples: int = 0,
+        samples: int | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Put on record that `path` holds the state after `step` steps, whole and for good.
+        """Put on record that `path` (a file or a folder) holds the state after `step` steps, complete.
 
-        Call it on all ranks once all have written; rank 0 says it. Raises OSError.
+        Call it on all ranks once all have written: rank 0 sees to it that the files are on the disk, and says
+        it. Then earlier places (`place`) make room. Raises OSError; what was on record before is still there.
         """
-        self._saved_at = time.monotonic()
+        found = Path(path).resolve()
         if self.env and self.rank == 0:
-            self.env.write_state(step=step, samples=samples, checkpoint=Path(path), metrics=metrics)
-            self._state = State(step=step, samples=samples, checkpoint=str(Path(path).resolve()))
+            _sync(found)
+            self.env.write_state(step=step, samples=samples, checkpoint=found, metrics=metrics)
+            if found.parent == self.env.checkpoint_dir:
+                _make_room(found, self.env.keep)
+        self._record.saved_at = time.monotonic()
+        if self.env:
+            self._record.state = State(step=step, samples=samples, checkpoint=str(found))
 
     def leave(self) -> NoReturn:
-        """Leave, saved: raises SystemExit with the exit code that says so."""
+        """Leave, saved: raises SystemExit with the exit code that says so.
+
+        However the process ends after this (in a framework's teardown, behind a launcher), the attempt counts
+        as suspended.
+        """
         if self.env is None:
             raise SystemExit(0)
-        code = self.env.leave()
+        code = self.env.leave(whatever_follows=True)
         if self.rank == 0:
             self.env.wake_agent()
         raise SystemExit(code)
 
+    def cannot_save(self, why: object) -> NoReturn:
+        """It was to save and leave, and could not: says why, raises SystemExit with the code that says so."""
+        say(f"step {self._record.step} could not be saved: {why}")
+        raise SystemExit(exits.CANNOT_SAVE)
+
+    def finish(self, metrics: Mapping[str, float] | None = None) -> None:
+        """The training is done: rank 0 puts its results by name on record, for `hpcsched results`.
+
+        What `saved` has said last stays. Gives the signals back, as `close`. Raises OSError.
+        """
+        if self.env and self.rank == 0 and metrics:
+            state = self._record.state or State(step=self._record.step)
+            self.env.write_state(
+                step=state.step,
+                samples=state.samples,
+                checkpoint=Path(state.checkpoint) if state.checkpoint else None,
+                metrics=metrics,
+            )
+        self.close()
+
     def take_signals(self) -> None:
         """Take SIGTSTP and SIGTERM again, after a framework has put its own handlers in place."""
-        if self.env:
+        if self.env and not self._closed:
             self._flag.install()
 
     def close(self) -> None:
-        """The training is over: put back the handlers of signals that were there before."""
+        """Nothing is wanted any more: put back the handlers of signals that were there before."""
+        self._closed = True
         self._flag.close()
 
-    def _read_state(self) -> State | None:
-        if self.env is None or not self.env.resume:
-            return None
+
+def _newest(env: JobEnv) -> State | None:
+    """What the job has on record to go on from, if it is still there."""
+    if not env.resume:
+        return None
+    try:
+        with (env.job_dir / files.STATE).open("rb") as file:
+            state = State.decode(file.read(SMALL_BYTES + 1))
+    except OSError:
+        return None
+    except BadInput as error:
+        if env.rank == 0:
+            say(f"{files.STATE} cannot be read, so this begins anew: {error}")
+        return None
+    if state.checkpoint is not None and not _is_there(Path(state.checkpoint)):
+        if env.rank == 0:
+            say(f"the checkpoint of step {state.step} is gone ({state.checkpoint}), so this begins anew")
+        return None
+    return state
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or a folder with all that is in it, on the disk. Raises OSError."""
+    for part in _files_of(path):
+        descriptor = os.open(part, os.O_RDONLY)
         try:
-            return State.decode((self.env.job_dir / files.STATE).read_bytes())
-        except OSError:
-            return None
-        except BadInput as error:
-            say(f"{files.STATE} cannot be read, so this begins without it: {error}")
-            return None
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_folder(path.parent)
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    """A file, or the files and folders of a tree, itself included; no symbolic links."""
+    for folder, _, names in os.walk(path):
+        yield from (one for name in names if (one := Path(folder, name)).is_file() and not one.is_symlink())
+        yield Path(folder)
+    if not path.is_dir():
+        yield path
+
+
+def _make_room(newest: Path, keep: int) -> None:
+    """Delete all places in the folder of `newest` but that and the `keep` - 1 before it."""
+    places = {
+        one: tuple(map(int, found.groups()))
+        for one in newest.parent.iterdir()
+        if (found := _PLACE.fullmatch(one.name))
+    }
+    if newest not in places:
+        return
+    # What has a later step than the newest on record was being written when an attempt died.
+    good = sorted((one for one in places if places[one] <= places[newest]), key=lambda one: places[one])
+    for one in places.keys() - set(good[-keep:]):
+        with contextlib.suppress(OSError):
+            shutil.rmtree(one) if one.is_dir() else one.unlink()

@@ -187,13 +187,14 @@ class JobEnv:
         """Tell the agent that the state of `step` is in shared memory, not on disk yet. Raises OSError."""
         self.leave_word(files.held(self.attempt), Held(step, samples).encode())
 
-    def leave(self) -> int:
+    def leave(self, *, whatever_follows: bool = False) -> int:
         """The exit code to leave with now that all is saved; rank 0 also tells the agent, if need be.
 
         A launcher or a shell script between us and the agent ends with a code of its own, so the agent is
-        told by a file. To a launcher 75 would be a failure, after which it starts the ranks again.
+        told by a file; also where code of others is still to run, `whatever_follows`. To a launcher 75 would
+        be a failure, after which it starts the ranks again.
         """
-        if self.rank == 0 and os.getppid() != self.notify_pid:
+        if self.rank == 0 and (whatever_follows or os.getppid() != self.notify_pid):
             try:
                 self.leave_word(files.left(self.attempt), b"")
             except OSError:  # no room: at least it must not seem to be done
@@ -217,8 +218,8 @@ class JobEnv:
         self,
         *,
         step: int,
-        samples: int,
-        checkpoint: Path,
+        samples: int | None,
+        checkpoint: Path | None,
         metrics: Mapping[str, float] | None = None,
         loss: float | None = None,
     ) -> None:
@@ -226,7 +227,7 @@ class JobEnv:
         state = State(
             step=step,
             samples=samples,
-            checkpoint=str(checkpoint.resolve()),
+            checkpoint=str(checkpoint.resolve()) if checkpoint is not None else None,
             attempt=self.attempt,
             metrics={name: float(value) for name, value in (metrics or {}).items()},
             loss=loss,

@@ -15,6 +15,63 @@ from hpcsched.worker.process.guest import GuestGone, HostedGuest, hosted
 
 _PARENT_CHECK_S = 2.0
 _FILE_CHECK_S = 0.5
+_SIGNALS = (signal.SIGTSTP, signal.SIGTERM)
+
+
+class _Handlers:
+    """The one handler of SIGTSTP and SIGTERM in this process: it takes a note for every flag that is open.
+
+    So a framework's callback and the user's own loop can both listen. While no flag is open, and in a child
+    that was forked, a signal does what it did before.
+    """
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._open: list[StopFlag] = []
+        self._former: dict[int, Any] = {}
+
+    def open(self, flag: StopFlag) -> None:
+        """Take the signals, or take them again where somebody else has taken them since."""
+        if self._pid != os.getpid():
+            self._pid, self._open = os.getpid(), []
+        for number in _SIGNALS:
+            former = signal.signal(number, self._note)
+            if former != self._note and not (self._open and number in self._former):
+                self._former[number] = former
+        if flag not in self._open:
+            self._open.append(flag)
+
+    def close(self, flag: StopFlag) -> None:
+        """Give the signals back with the last flag; not those that somebody else has taken since."""
+        if flag not in self._open:
+            return
+        self._open.remove(flag)
+        # In another thread nothing can be given back: `_note` does it when a signal comes.
+        if not self._open and threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) == self._note:
+                    self._restore(number)
+            if (former := self._former.pop(signal.SIGCHLD, None)) is not None:
+                signal.signal(signal.SIGCHLD, former)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self._pid != os.getpid() or not self._open:
+            if self._pid == os.getpid() or number == signal.SIGTERM:  # a child need not stop at ^Z of ours
+                self._restore(number)
+                os.kill(os.getpid(), number)
+            return
+        for flag in self._open:
+            flag.note(signal.Signals(number).name)
+        # A DataLoader's raises when a signal to the whole batch job has killed its workers: not in a save.
+        if signal.SIGCHLD not in self._former:
+            self._former[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _restore(self, number: int) -> None:
+        former = self._former.get(number)
+        signal.signal(number, signal.SIG_DFL if former is None else former)
+
+
+_handlers = _Handlers()
 
 
 class StopFlag:
@@ -22,7 +79,7 @@ class StopFlag:
 
     That is on SIGTSTP and SIGTERM, of which the handlers only take a note, when the stop file is there
     (`JobEnv.stop_file`: behind a launcher no signal may come), and when the agent is gone. Whoever owns the
-    loop looks at `wanted` between two steps.
+    loop looks at `wanted` between two steps. A process can have several.
     """
 
     def __init__(self, notify_pid: int | None, stop_file: Path | None = None) -> None:
@@ -32,29 +89,35 @@ class StopFlag:
         self._reason: str | None = None
         self._next_check = 0.0
         self._child = os.getppid() == notify_pid
-        self._former: dict[int, Any] = {}
         self._hosted: HostedGuest | None = None
 
     def install(self) -> bool:
-        """Take SIGTSTP and SIGTERM over; False, with a warning, where Python does not allow it.
+        """Take SIGTSTP and SIGTERM over; False if nothing can tell this process to save.
 
-        A guest in another job's process is told by its host instead.
+        Python takes signals in the main thread only: elsewhere the stop file is all, and one line says so. A
+        guest in another job's process is told by its host instead.
         """
         self._hosted = hosted()
         if self._hosted is not None:
             return True
-        if threading.current_thread() is not threading.main_thread():
+        if threading.current_thread() is threading.main_thread():
+            _handlers.open(self)
+            return True
+        if self._stop_file is None:
             say("not in the main thread, so no signal can be handled: this job cannot be suspended")
             return False
-        for number in (signal.SIGTSTP, signal.SIGTERM):
-            self._former[number] = signal.signal(number, self._note)
+        say(
+            "not in the main thread, so no signal can be handled: told to save by a file, and SIGTERM ends it"
+        )
         return True
 
     def close(self) -> None:
-        """Put back the handlers that were there before."""
-        while self._former:
-            number, handler = self._former.popitem()
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        """Put back the handlers that were there before, unless another flag of this process is open."""
+        _handlers.close(self)
+
+    def note(self, reason: str) -> None:
+        """This process should save and leave, and why."""
+        self._reason = reason
 
     @property
     def wanted(self) -> str | None:
@@ -81,11 +144,6 @@ class StopFlag:
     def agent_gone(self) -> bool:
         """Whether the agent has ended, as far as can be seen now."""
         return self._notify_pid is not None and self._agent_gone(self._notify_pid)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self._reason = signal.Signals(number).name
-        # A DataLoader's raises when a signal to the whole batch job has killed its workers: not in a save.
-        self._former.setdefault(signal.SIGCHLD, signal.signal(signal.SIGCHLD, signal.SIG_DFL))
 
     def _agent_gone(self, pid: int) -> bool:
         if self._child:

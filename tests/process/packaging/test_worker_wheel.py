@@ -75,6 +75,7 @@ def test_the_oldest_python_imports_what_needs_no_torch_and_runs_the_standin(
         *contract,
         *(f"hpcsched.planning.{name}" for name in planning),
         "hpcsched.worker.process.contract",
+        "hpcsched.worker.link",
         "hpcsched.worker.keeper",
         seconds=IMPORT_S,
     )

@@ -46,7 +46,7 @@ def test_a_worker_of_the_minor_version_before_still_works(monkeypatch: pytest.Mo
     ("changes", "line"),
     [
         ({"python": "3.8.10"}, "/p is Python 3.8.10; trainers need 3.9 or later"),
-        ({"worker": None}, f"/p (Python 3.9.18) has no hpcsched-worker: {PIP} hpcsched-worker"),
+        ({"worker": None}, f"/p (Python 3.9.18) has no hpcsched-worker: {PIP} 'hpcsched-worker[torch]'"),
         ({"torch": None}, f"/p has no torch; trainers need 2.4 or later: {PIP} 'torch>=2.4'"),
         ({"torch": "2.3.1"}, f"/p has torch 2.3.1; trainers need 2.4 or later: {PIP} 'torch>=2.4'"),
         ({"torch": "1.13"}, f"/p has torch 1.13; trainers need 2.4 or later: {PIP} 'torch>=2.4'"),

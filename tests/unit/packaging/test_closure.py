@@ -1,4 +1,4 @@
-"""hpcsched-worker is made of what the worker imports, needs torch and numpy, and suits Python 3.9."""
+"""hpcsched-worker is made of what the worker imports, needs torch and numpy at most, and suits Python 3.9."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def test_what_is_staged_is_what_the_worker_imports_and_no_more(tmp_path: Path, f
     staged = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
     beside = {Path(name) for name in ("pyproject.toml", "README.md", "LICENSE")}
     assert staged == {*files, *map(Path, closure.DATA), *beside}
-    for entry in ("hpcsched/worker", "hpcsched/contract", "hpcsched/examples"):
+    for entry in ("hpcsched/worker", "hpcsched/contract", "hpcsched/examples", "hpcsched/integrations"):
         assert {path.relative_to(ROOT) for path in (ROOT / entry).rglob("*.py")} <= staged
     rooms = {path.parts[1] for path in files if len(path.parts) > 2}
-    assert rooms == {"contract", "examples", "planning", "worker"}
+    assert rooms == {"contract", "examples", "integrations", "planning", "worker"}
 
 
-def test_nothing_but_torch_and_numpy_is_needed(files: list[Path]) -> None:
+def test_nothing_but_torch_and_numpy_is_needed_besides_the_frameworks_of_adapters(files: list[Path]) -> None:
     for path in files:
+        if path.parts[1] == "integrations":
+            continue
         others = {name.partition(".")[0] for name in closure.imported(ROOT / path, {})}
         others -= {*sys.stdlib_module_names, "hpcsched", "torch", "numpy"}
         assert others <= OPTIONAL.get(path, set()), path

@@ -22,6 +22,12 @@ from hpcsched.worker.session import stopping
 from hpcsched.worker.session.stopping import StopFlag
 
 
+@pytest.fixture(autouse=True)
+def handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flags that other tests have left open are not ours."""
+    monkeypatch.setattr(stopping, "_handlers", stopping._Handlers())
+
+
 def environment(folder: Path, **more: str) -> dict[str, str]:
     return {
         "HPCSCHED_JOB_ID": "3",
