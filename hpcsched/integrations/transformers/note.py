@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from transformers.trainer import TRAINER_STATE_NAME
 
 from hpcsched.errors import ConfigError
-from hpcsched.worker.process.contract import sync_folder, write_atomically
+from hpcsched.worker.process.contract import write_atomically
 
 NAME = "hpcsched.json"
 
@@ -42,14 +41,8 @@ class Note:
         return len(self.losses)
 
     def write(self, folder: Path) -> None:
-        """Put it into a checkpoint of which all other files are there, and all of them onto the disk."""
+        """Put it into a checkpoint of which all other files are there. Raises OSError."""
         write_atomically(folder / NAME, json.dumps(asdict(self)).encode())
-        for path in folder.iterdir():
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
-        sync_folder(folder)
-        sync_folder(folder.parent)
 
     @classmethod
     def read(cls, folder: Path) -> Note:

@@ -46,7 +46,6 @@ def prepare_trainer(trainer: Trainer, *, global_batch: int | None = None) -> Tra
     if link.active:
         _check(trainer)
         _retire_jit(trainer)
-        link.take_signals()
         trainer.add_callback(HpcschedCallback(trainer, link, global_batch))
     return trainer
 
@@ -215,8 +214,7 @@ class _Trained(Exception):
 
 
 def _last_loss(state: TrainerState) -> float | None:
-    loss = state.log_history[-1].get("loss") if state.log_history else None
-    return loss if isinstance(loss, float) else None
+    return state.log_history[-1].get("loss") if state.log_history else None
 
 
 def _note_of(found: Path | None, place: Path) -> Note | None:
