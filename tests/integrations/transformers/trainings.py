@@ -151,7 +151,7 @@ def make(
     number: int = signal.SIGTSTP,
     **arguments: Any,
 ) -> Trainer:
-    """A Trainer as scripts make it; `stops`: see StopAfter; `then`: what is done with it before it is prepared."""
+    """A Trainer as scripts make it; `stops`: see StopAfter; `then` changes it before it is prepared."""
     set_seed(3)
     args = TrainingArguments(
         str(out),
@@ -198,3 +198,10 @@ def plain(folder: Path, **how: Any) -> Trainer:
     trainer = make(folder, **how)
     trainer.train()
     return trainer
+
+
+def same(one: Trainer, other: Trainer) -> None:
+    """To the last digit: the log and the weights."""
+    assert logged(one) == logged(other)
+    for name, value in one.model.state_dict().items():
+        assert torch.equal(value, other.model.state_dict()[name]), name
