@@ -95,7 +95,7 @@ def main() -> None:
     )
     last = get_last_checkpoint(options.out) if Path(options.out).is_dir() else None
     result = trainer.train(resume_from_checkpoint=last)
-    if trainer.is_world_process_zero():
+    if trainer.is_world_process_zero() and result.global_step == options.steps:
         print(f"done step {result.global_step} loss {printing.last!r}", flush=True)
 
 
