@@ -20,7 +20,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.integrations.transformers import HpcschedCallback, prepare_trainer
 from tests.integrations.transformers.trainings import Job, StopAfter, Stream, make, plain, same
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:mtime may not be reliable")]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,8 @@ def test_workers_of_a_loader(job: Job, tmp_path: Path, more: dict[str, Any]) -> 
     how = {"dataloader_num_workers": 2, **more}
     trainer = job.through(stops=(5, 14), **how)
     one = plain(tmp_path / "plain", **how)
-    same(trainer, one)
+    if not more:  # persistent ones draw no seed at the second epoch, new ones of a resumed attempt do
+        same(trainer, one)
     assert job.seen == one.model.seen
 
 
