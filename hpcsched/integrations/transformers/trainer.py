@@ -46,6 +46,7 @@ def prepare_trainer(trainer: Trainer, *, global_batch: int | None = None) -> Tra
     if link.active:
         _check(trainer)
         _retire_jit(trainer)
+        link.take_signals()
         trainer.add_callback(HpcschedCallback(trainer, link, global_batch))
     return trainer
 

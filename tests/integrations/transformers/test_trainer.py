@@ -18,6 +18,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hpcsched.errors import ConfigError
 from hpcsched.integrations.transformers import HpcschedCallback, prepare_trainer
+from hpcsched.integrations.transformers.note import Note
 from tests.integrations.transformers.trainings import Job, StopAfter, Stream, make, plain, same
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:mtime may not be reliable")]
@@ -168,17 +169,18 @@ def test_save_total_limit_counts_what_is_on_record(job: Job, monkeypatch: pytest
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             there.append([one.name for one in (job.folder / "out").iterdir()])
 
-    def dies(*_: Any) -> None:
+    def dies(note: Note, folder: Path) -> None:
         if trainer.state.global_step == 15:
-            there.append(job.state["step"])
             raise OSError("the disk is full")
+        write(note, folder)
 
     trainer.add_callback(Looks())
-    monkeypatch.setattr(trainer, "_save_rng_state", dies)
+    write = Note.write
+    monkeypatch.setattr(Note, "write", dies)
     with pytest.raises(OSError, match="full"):
         trainer.train()
-    assert there == [["checkpoint-5"], ["checkpoint-10"], 10]
-    assert Path(job.state["checkpoint"]).name == "checkpoint-10"
+    assert there == [["checkpoint-5"], ["checkpoint-10"]]
+    assert job.state["step"] == 10 and Path(job.state["checkpoint"], "trainer_state.json").exists()
 
 
 def test_a_periodic_checkpoint(job: Job) -> None:
