@@ -1,0 +1,59 @@
+"""One run in the logger for all attempts of a job: W&B, MLflow, TensorBoard."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from transformers import Trainer
+
+
+def go_on(trainer: Trainer, known: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have the Trainer's loggers go on with the runs that are `known` (`runs` of before); {}: begin them.
+
+    Run ids that the environment says already stay.
+    """
+    names = {type(one).__name__ for one in trainer.callback_handler.callbacks}
+    if "WandbCallback" in names:
+        environ.setdefault("WANDB_RUN_ID", known.get("wandb", uuid.uuid4().hex[:8]))
+        environ.setdefault("WANDB_RESUME", "allow")
+    if "MLflowCallback" in names and "mlflow" in known:
+        environ.setdefault("MLFLOW_RUN_ID", known["mlflow"])
+    if "tensorboard" in known:
+        for one in trainer.callback_handler.callbacks:
+            if type(one).__name__ == "TensorBoardCallback":
+                if hasattr(one, "logging_dir"):
+                    one.logging_dir = known["tensorboard"]
+                else:  # transformers 4
+                    trainer.args.logging_dir = known["tensorboard"]
+
+
+def runs(trainer: Trainer, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Which runs the Trainer's loggers write to now, by the logger's name. Rank 0 knows."""
+    found: dict[str, str | None] = {}
+    for one in trainer.callback_handler.callbacks:
+        name = type(one).__name__
+        if name == "WandbCallback":
+            found["wandb"] = environ.get("WANDB_RUN_ID")
+        elif name == "MLflowCallback" and (run := _module("mlflow").active_run()):
+            found["mlflow"] = run.info.run_id
+        elif name == "TensorBoardCallback":
+            found["tensorboard"] = getattr(one, "logging_dir", None) or getattr(
+                trainer.args, "logging_dir", None
+            )
+    return {name: run for name, run in found.items() if run}
+
+
+def close(trainer: Trainer) -> None:
+    """End what callbacks leave open until the process ends: they would take its exit code for a failure."""
+    if any(type(one).__name__ == "WandbCallback" for one in trainer.callback_handler.callbacks):
+        wandb = sys.modules.get("wandb")
+        if wandb is not None and wandb.run is not None:
+            wandb.finish(exit_code=0)
+
+
+def _module(name: str) -> Any:
+    return sys.modules[name]
