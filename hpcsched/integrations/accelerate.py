@@ -1,0 +1,417 @@
+"""Hugging Face Accelerate: an `Accelerator` whose training can be suspended and change its number of ranks.
+
+    from hpcsched.integrations.accelerate import Accelerator    # in place of accelerate's
+
+    for epoch in accelerator.epochs(3):                         # in place of range(3)
+
+Without hpcsched it is accelerate's.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.utils import DistributedType
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import BatchSampler, SequentialSampler
+
+from hpcsched.errors import ConfigError
+from hpcsched.integrations.agreement import Agreement
+from hpcsched.integrations.global_batch import accumulation
+from hpcsched.worker.link import Link, Wish
+from hpcsched.worker.process import rng
+from hpcsched.worker.process.contract import say, write_atomically
+
+PLACE = "hpcsched.json"
+"""The file in a folder of `save_state` that says where in its data the training is."""
+
+_KINDS = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+_END = object()
+
+
+class Accelerator(accelerate.Accelerator):
+    """Accelerate's, which under hpcsched also
+
+    - keeps the global batch that its arguments give on **one** device: gradient_accumulation_steps is shared
+      by the ranks; where it cannot be, each batch is split over them, as with `split_batches`,
+    - advances a prepared scheduler once a step, as on one device, however many ranks there are,
+    - draws the order of samples from seed and epoch (`use_seedable_sampler`),
+    - in `epochs` takes up the newest checkpoint, saves when it is due, and leaves when told to.
+
+    A step counts as made, and is acted on, when the next batch is asked for. Trainings with DeepSpeed or FSDP
+    go on unchanged, and are not suspended.
+
+    Raises ConfigError for `use_stateful_dataloader=True`, and for `even_batches=False` with several ranks.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        link = Link()
+        if link.active and link.world_size > 1 and not torch.cuda.is_available():
+            kwargs.setdefault("cpu", True)  # without it Accelerate makes one process of each rank
+        super().__init__(*args, **kwargs)
+        if link.active and self.num_processes != link.world_size:
+            got = f"Accelerate sees {self.num_processes} of {link.world_size} processes"
+            raise _cannot(got, "all of them: do not say `cpu` or another launcher's variables")
+        self._elastic = _Elastic(self, link)
+        if self._elastic.link.active:
+            self._elastic.share_global_batch()
+
+    @property
+    def completed_steps(self) -> int:
+        """The optimizer's steps so far, over all attempts."""
+        return self._elastic.place.step
+
+    def epochs(self, epochs: int) -> Iterator[int]:
+        """The numbers of the epochs from 0 on; those that are over are left out, and the first loader loops
+        of the one under way go on behind the batches that it has had.
+
+        Begin it when all is prepared and registered. All ranks do. May raise SystemExit: 75, saved, 74 if it
+        could not be.
+        """
+        if not self._elastic.able:
+            yield from range(epochs)
+            return
+        self._elastic.begin()
+        place = self._elastic.place
+        try:
+            while place.epoch < epochs:
+                yield place.epoch
+                place.epoch, place.loaders = place.epoch + 1, {}
+        except GeneratorExit:  # left by `break` or by an error: other ranks may be anywhere
+            self._elastic.link.close()
+            raise
+        self._elastic.end()
+
+    # -- what Accelerate asks of an Accelerator ------------------------------------------------------------
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        """As accelerate's."""
+        prepared = super().prepare_data_loader(data_loader, *args, **kwargs)
+        if not self._elastic.able or isinstance(prepared, _Loader):
+            return prepared
+        loader = _Loader(self._elastic, self._dataloaders.index(prepared), prepared)
+        loader.keep_order()
+        return loader
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """As accelerate's; it advances once a step, whatever the number of processes."""
+        prepared = super().prepare_scheduler(scheduler)
+        if self._elastic.able:
+            prepared.split_batches = True  # to a scheduler: the global batch is that of one device
+        return prepared
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """As accelerate's."""
+        if not isinstance(dataloader, _Loader):
+            return super().skip_first_batches(dataloader, num_batches)
+        return dataloader.skipped(num_batches)
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """As accelerate's."""
+        self._elastic.loss = loss.detach()
+        super().backward(loss, **kwargs)
+
+    def log(self, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> None:
+        """As accelerate's; the last numbers by name become the job's results at `end_training`."""
+        self._elastic.results |= {
+            name: float(value) for name, value in values.items() if isinstance(value, (int, float))
+        }
+        super().log(values, step, *args, **kwargs)
+
+    def end_training(self) -> None:
+        """As accelerate's."""
+        self._elastic.link.finish(self._elastic.results)
+        super().end_training()
+
+
+@dataclasses.dataclass
+class _Place:
+    """Where a training is: `loaders` has for each that is being iterated in `epoch`, by its number, how many
+    batches all ranks together have had of it, and whether it is through."""
+
+    step: int = 0
+    epoch: int = 0
+    loaders: dict[int, tuple[int, bool]] = dataclasses.field(default_factory=dict)
+    world_size: int = 1
+    seeds: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        write_atomically(folder / PLACE, json.dumps(dataclasses.asdict(self)).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> _Place:
+        """Raises ConfigError."""
+        try:
+            found = json.loads((folder / PLACE).read_bytes())
+            return cls(
+                step=int(found["step"]),
+                epoch=int(found["epoch"]),
+                loaders={int(key): (int(at), bool(done)) for key, (at, done) in found["loaders"].items()},
+                world_size=int(found["world_size"]),
+                seeds={int(key): int(seed) for key, seed in found["seeds"].items()},
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            accepted = "a folder that hpcsched.integrations.accelerate has saved"
+            raise ConfigError(where=str(folder), key=PLACE, got=repr(error), accepted=accepted) from None
+
+
+class _Elastic:
+    """What an `Accelerator` has for hpcsched."""
+
+    def __init__(self, accelerator: Accelerator, link: Link) -> None:
+        self.link = link
+        self.loss: torch.Tensor | None = None
+        """Of the newest backward pass; None while there was none since the last batch."""
+        self.results: dict[str, float] = {}
+        self.iterating: dict[int, _Pass] = {}
+        self._accelerator = accelerator
+        self._agree = Agreement()
+        self.able = self.link.active and accelerator.distributed_type in _KINDS
+        if self.link.active and not self.able and self.link.rank == 0:
+            kind = accelerator.distributed_type.value
+            say(f"Accelerate with {kind} goes on unchanged: it is not suspended or given more ranks")
+        found = self.link.checkpoint if self.able else None
+        self.place = _Place.load(found) if found else _Place()
+        self.found = found
+        self.resumed: set[int] = set()
+
+    # -- the global batch --------------------------------------------------------------------------------
+
+    def share_global_batch(self) -> None:
+        """Have the ranks together compute the global batch of one device."""
+        accelerator = self._accelerator
+        config = accelerator.dataloader_config = copy.copy(accelerator.dataloader_config)
+        if not self.able:
+            return
+        if getattr(config, "use_stateful_dataloader", False):
+            raise _cannot("use_stateful_dataloader=True", "False: the place in the data is kept anyway")
+        ranks, micro = accelerator.num_processes, accelerator.gradient_accumulation_steps
+        if ranks > 1 and not config.even_batches:
+            raise _cannot("even_batches=False", "True: all ranks make the same number of steps")
+        config.use_seedable_sampler = True
+        if ranks == 1 or config.split_batches:
+            return
+        if micro % ranks == 0:
+            accelerator.gradient_accumulation_steps = accumulation(micro, per_device=1, world_size=ranks)
+        else:
+            config.split_batches = True
+        if self.link.rank == 0:
+            kept = "each batch is split" if config.split_batches else f"accumulated {micro // ranks} times"
+            say(f"the global batch stays as on one device: {ranks} ranks, {kept} (not {micro} on each)")
+
+    @property
+    def share(self) -> int:
+        """How many batches all ranks have had when each has had one."""
+        accelerator = self._accelerator
+        return 1 if accelerator.split_batches else int(accelerator.num_processes)
+
+    # -- a training --------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take up what was saved, and say that it can be suspended."""
+        accelerator, place = self._accelerator, self.place
+        if self.found is not None:
+            bare = accelerator.register_load_state_pre_hook(_into_bare)
+            try:
+                accelerator.load_state(str(self.found))
+            finally:
+                bare.remove()
+            accelerator.step = 0
+            if place.world_size != accelerator.num_processes:
+                rng.reseed(*sorted(place.seeds.values()), place.step, accelerator.process_index)
+            self.resumed = set(place.loaders)
+        place.world_size = accelerator.num_processes
+        accelerator.wait_for_everyone()
+        self.link.ready()
+
+    def without(self, loader: Any, batches: int) -> Any:
+        """Accelerate's own way of skipping."""
+        return accelerate.Accelerator.skip_first_batches(self._accelerator, loader, batches)
+
+    def taken_up(self, source: Any, had: int) -> Iterator[Any]:
+        """The batches of a loader that was left in the middle: what its beginning draws at random was drawn
+        before, and does not count again."""
+        accelerator = self._accelerator
+        accelerator.step = had
+        state = rng.capture(accelerator.device)
+        batches = iter(source)
+        first = next(batches, _END)
+        rng.restore(state, accelerator.device)
+        if first is not _END:
+            yield first
+            yield from batches
+
+    def step_made(self) -> None:
+        """A batch has been computed, and maybe with it a step: count it."""
+        accelerator, place = self._accelerator, self.place
+        loss, self.loss = self.loss, None
+        if loss is None or not accelerator.sync_gradients:
+            return
+        place.step += 1
+        for number, one in self.iterating.items():
+            if place.loaders.get(number, (0, False))[1] and number not in self.resumed:
+                raise _cannot("two passes over a loader in an epoch", "one: the place in it is by epoch")
+            place.loaders[number] = (one.had * self.share, one.through)
+        self.link.report(place.step, loss)
+
+    def meet(self) -> None:
+        """Save or leave, if any rank is to. Raises SystemExit."""
+        wish = self._agree(self.link.wishes())
+        if wish and self.link.step != self.place.step:
+            try:
+                self._save()
+            except OSError as error:
+                if wish & Wish.STOP:
+                    self.link.cannot_save(error)
+                say(f"step {self.place.step}: periodic checkpoint failed, training goes on: {error}")
+        if wish & Wish.STOP:
+            self.link.leave()
+
+    def end(self) -> None:
+        """The last epoch is over: what follows, such as an evaluation, begins from here if it is ended."""
+        self._agree.close()
+        if self.link.step != self.place.step:
+            self._save()
+        self.link.close()
+
+    def _save(self) -> None:
+        accelerator, link = self._accelerator, self.link
+        folder, project = link.place(self.place.step), accelerator.project_configuration
+        named, iteration = project.automatic_checkpoint_naming, project.iteration
+        bare = accelerator.register_save_state_pre_hook(_of_bare)
+        project.automatic_checkpoint_naming = False  # its names and its count are the user's
+        try:
+            accelerator.save_state(str(folder))
+            if link.rank == 0:
+                self.place.save(folder)
+        finally:
+            bare.remove()
+            project.automatic_checkpoint_naming, project.iteration = named, iteration
+        accelerator.wait_for_everyone()
+        link.saved(self.place.step, folder)
+
+
+@dataclasses.dataclass
+class _Pass:
+    """One pass over a loader: `had` batches, of this rank, and whether that was all."""
+
+    had: int = 0
+    through: bool = False
+
+
+class _Loader:
+    """A prepared loader that goes on where the training was; all else is the loader's own."""
+
+    def __init__(self, elastic: _Elastic, number: int, inner: Any, skip: int = 0) -> None:
+        self._elastic, self._number, self._inner, self._skip = elastic, number, inner, skip
+
+    def keep_order(self) -> None:
+        """Have the order of samples be the same on all ranks, and in all attempts."""
+        elastic, number = self._elastic, self._number
+        sampler = _sampler(self._inner)
+        if hasattr(sampler, "initial_seed"):  # Accelerate's SeedableRandomSampler: the same on all ranks
+            seeds = elastic.place.seeds
+            seed = seeds.get(number, sampler.initial_seed)
+            seeds[number] = sampler.initial_seed = _of_first(seed)
+        elif sampler is not None and type(sampler) is not SequentialSampler and elastic.link.rank == 0:
+            name = type(sampler).__name__
+            say(f"{name} draws its order anew when a training goes on in the middle of an epoch")
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    @property
+    def __class__(self) -> Any:
+        """For `isinstance(loader, DataLoader)`, as Accelerate's own."""
+        return self._inner.__class__
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        raise TypeError("the class of a loader is fixed")
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def skipped(self, batches: int) -> _Loader:
+        """The same without its first batches."""
+        return _Loader(self._elastic, self._number, self._inner, self._skip + batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        elastic, number = self._elastic, self._number
+        at, through = 0, False
+        if again := number in elastic.resumed:
+            elastic.resumed.discard(number)
+            at, through = elastic.place.loaders[number]
+        if through:
+            return
+        this = _Pass(at // elastic.share + self._skip)
+        source = self._behind(this.had)
+        batches = elastic.taken_up(source, this.had) if again else source
+        elastic.iterating[number] = this
+        try:
+            for batch in batches:
+                this.had += 1
+                this.through = source.end_of_dataloader
+                yield batch
+                elastic.step_made()
+                elastic.meet()
+        except GeneratorExit:  # left by `break`: the step counts, and is acted on after the next one
+            elastic.step_made()
+            raise
+        finally:
+            elastic.iterating.pop(number, None)
+
+    def _behind(self, batches: int) -> Any:
+        """The loader without its first batches, which are not read."""
+        self._inner.set_epoch(self._elastic.place.epoch)
+        return self._elastic.without(self._inner, batches) if batches else self._inner
+
+
+def _sampler(loader: Any) -> Any:
+    """What gives a loader the order of its samples."""
+    found = getattr(loader, "batch_sampler", None)
+    while found is not None and (isinstance(found, BatchSampler) or hasattr(found, "batch_sampler")):
+        inner = getattr(found, "batch_sampler", None)
+        if inner is None:
+            inner = getattr(found, "sampler", None)
+        found = inner
+    return found
+
+
+def _of_first(number: int) -> int:
+    """Rank 0's number, on all ranks."""
+    box = [number]
+    accelerate.utils.broadcast_object_list(box)
+    return box[0]
+
+
+def _bare(model: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, whose names of parameters do not depend on the number of ranks."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := model._modules.get("_orig_mod"), torch.nn.Module):  # torch.compile's
+            model = inner
+        else:
+            return model
+
+
+def _of_bare(models: list[torch.nn.Module], weights: list[dict[str, Any]], _folder: str) -> None:
+    weights[:] = [_bare(model).state_dict() for model in models]
+
+
+def _into_bare(models: list[torch.nn.Module], _folder: str) -> None:
+    models[:] = [_bare(model) for model in models]
+
+
+def _cannot(got: str, accepted: str) -> ConfigError:
+    return ConfigError(where="Accelerator", got=got, accepted=accepted)
