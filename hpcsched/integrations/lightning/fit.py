@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from hpcsched.contract import exits
 from hpcsched.integrations.agreement import Agreement
+from hpcsched.integrations.leaving import end_quickly
 from hpcsched.integrations.lightning import loggers, loops
 from hpcsched.integrations.lightning.batches import Position, shared, unsuited
 from hpcsched.integrations.lightning.framework import pl
@@ -226,7 +227,14 @@ class Fit:
             if wish & Wish.STOP and failed:
                 self._link.cannot_save(failed)
             if wish & Wish.STOP:
-                self._link.leave()
+                self._leave()
+
+    def _leave(self) -> NoReturn:
+        try:
+            self._link.leave()
+        except SystemExit as error:
+            end_quickly(error.code if isinstance(error.code, int) else 1)
+            raise
 
     def _restore_rng(self) -> None:
         rank = self._link.rank

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,9 @@ def _go_on_in_table(logger: Any, kept: Path) -> None:
     """Have a CSVLogger write below the rows of before: it deletes a table that it finds."""
     if not kept.exists():
         return
-    writer = logger.experiment
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the table will be deleted: it is kept
+        writer = logger.experiment
     shutil.copyfile(kept, writer.metrics_file_path)
     with kept.open() as file:
         writer.metrics_keys = file.readline().strip().split(",")
