@@ -1,0 +1,224 @@
+"""Trainer.fit, suspended and resumed in this process, against one that was not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader
+
+from hpcsched.integrations.lightning import HpcschedCallback
+from tests.integrations.lightning.trainings import Gan, Job, Net, Stream, loader, of, trainer_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    numbers = (signal.SIGTSTP, signal.SIGTERM, signal.SIGCHLD)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield Job(tmp_path, monkeypatch)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def other(job: Job) -> Job:
+    return Job(job.folder / "other", job.patch)
+
+
+def same(one: Job, two: Job) -> None:
+    """To the last digit: samples, losses, draws, rates, validations, logs, other checkpoints, weights."""
+    for mine, others in zip(one.seen, two.seen, strict=True):
+        assert mine == others
+    assert one.logged == two.logged
+    for name, value in one.model.state_dict().items():
+        assert torch.equal(value, two.model.state_dict()[name]), name
+
+
+HOW: dict[str, dict[str, Any]] = {
+    "epochs": {"max_epochs": 3},
+    "steps": {"max_steps": 17},
+    "accumulation": {"max_epochs": 3, "accumulate_grad_batches": 3, "val_check_interval": 0.5},
+    "validation": {"max_epochs": 3, "val_check_interval": 5, "check_val_every_n_epoch": None},
+    "gan": {"max_epochs": 2, "model": Gan, "val_check_interval": 3},
+    "plateau": {"max_epochs": 3, "plateau": True},
+    "limits": {"max_epochs": 4, "limit_train_batches": 4, "gradient_clip_val": 0.1},
+    "amp": {"max_epochs": 2, "precision": "bf16-mixed"},
+}
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_suspended_in_the_middle_it_is_the_same_training(job: Job, how: str) -> None:
+    job.through(stops=(3, 10), **HOW[how])
+    assert job.attempts == 3
+    two = other(job)
+    two.through(**HOW[how])
+    assert two.attempts == 1
+    same(job, two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", HOW)
+def test_suspended_after_any_batch_it_is_the_same_training(job: Job, how: str) -> None:
+    whole = other(job)
+    whole.through(**HOW[how])
+    for stop in range(1, len(of(whole.seen, "batch"))):
+        one = Job(job.folder / str(stop), job.patch)
+        one.through(stops=(stop,), **HOW[how])
+        assert one.attempts == 2
+        same(one, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_a_loader(job: Job, persistent: bool) -> None:
+    how = {"max_epochs": 3, "data": lambda: loader(num_workers=2, persistent_workers=persistent)}
+    job.through(stops=(3, 14), **how)
+    two = other(job)
+    two.through(**how)
+    same(job, two)
+
+
+@pytest.mark.slow
+def test_loaders_anew_for_each_epoch(job: Job) -> None:
+    how = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+    job.through(stops=(3, 10, 15), **how)
+    two = other(job)
+    two.through(**how)
+    same(job, two)
+
+
+@pytest.mark.slow
+def test_two_loaders_of_other_lengths(job: Job) -> None:
+    class Both(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.seen.append(("second", batch["second"][0].tolist()))
+            return super().training_step(batch["first"], batch_idx)
+
+    how = {"max_epochs": 2, "model": Both, "data": lambda: {"first": loader(), "second": loader(12)}}
+    job.through(stops=(2, 8, 14), **how)
+    two = other(job)
+    two.through(**how)
+    same(job, two)
+
+
+def test_what_is_on_record(job: Job) -> None:
+    job.begin()
+    fit(job, stops=(5,), max_steps=8)
+    assert job.state["step"] == 5
+    assert (job.folder / "job" / "ready.1").exists()
+    assert Path(job.state["checkpoint"]).name == "step-5-attempt-1"
+    job.begin()
+    fit(job, max_steps=8)
+    assert job.state["step"] == 8
+    assert Path(job.state["checkpoint"]).name == "done-0"
+
+
+def fit(job: Job, stops: Any = (), **options: Any) -> pl.Trainer:
+    trainer = trainer_of(job.folder, HpcschedCallback(), **options)
+    try:
+        trainer.fit(Net(job.seen, stops), loader(), loader(8, shuffle=False))
+    except SystemExit as error:
+        assert error.code == 75
+    return trainer
+
+
+def test_what_is_done_is_not_done_again(job: Job) -> None:
+    """A program that ends after its fit, in a test or an export: the fit is over at once."""
+    job.begin()
+    fit(job, max_epochs=2)
+    done = len(job.seen)
+    job.begin()
+    trainer = fit(job, max_epochs=2)
+    assert len(job.seen) == done
+    assert trainer.global_step == 20
+
+
+def test_what_was_stopped_early_stays_so(job: Job) -> None:
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            trainer.should_stop = trainer.should_stop or trainer.global_step == 4
+
+    for _ in range(2):
+        job.begin()
+        trainer = trainer_of(job.folder, Stop(), HpcschedCallback(), max_epochs=3)
+        trainer.fit(Net(job.seen), loader())
+        assert len(of(job.seen, "batch")) == 4
+
+
+def test_a_second_fit_is_another_one(job: Job) -> None:
+    """And goes on by itself, where the first one is not done again."""
+
+    def program(stops: Any = ()) -> None:
+        pl.seed_everything(7)
+        callback = HpcschedCallback()
+        model = Net(job.seen, stops)
+        trainer_of(job.folder, callback, max_steps=6, logger=False).fit(model, loader())
+        trainer_of(job.folder, callback, max_steps=5, logger=False).fit(model, loader())
+
+    job.begin()
+    with pytest.raises(SystemExit):
+        program(stops=(8,))
+    assert job.state["step"] == 8
+    job.begin()
+    program()
+    assert job.state["step"] == 11
+    steps = [one[3] for one in of(job.seen, "batch")]
+    assert steps == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
+
+
+def test_signals_are_given_back(job: Job) -> None:
+    job.begin()
+    fit(job, max_steps=1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTSTP) == signal.SIG_DFL
+
+
+def test_a_stream_goes_on_with_its_first_samples_and_says_so(
+    job: Job, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job.through(stops=(3,), max_epochs=1, data=lambda: DataLoader(Stream(), batch_size=4))
+    assert (
+        "an IterableDataset has no order: a training that goes on begins its epoch" in capfd.readouterr().err
+    )
+    assert of(job.seen, "batch")[3][4] == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_with_its_code(job: Job) -> None:
+    job.begin()
+    trainer = trainer_of(job.folder, HpcschedCallback(), max_steps=9)
+    job.patch.setattr(pl.Trainer, "save_checkpoint", no_room)
+    with pytest.raises(SystemExit) as error:
+        trainer.fit(Net(job.seen, stops=(2,)), loader())
+    assert error.value.code == 74
+
+
+def no_room(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_without_hpcsched_nothing_changes(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    pl.seed_everything(7)
+    trainer_of(tmp_path, HpcschedCallback(), max_steps=3).fit(Net(seen), loader())
+    others: list[Any] = []
+    pl.seed_everything(7)
+    trainer_of(tmp_path, max_steps=3).fit(Net(others), loader())
+    assert seen == others
+
+
+def test_tensorboard_goes_on_in_its_folder(job: Job) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    for stops in ((2,), ()):
+        job.begin()
+        fit(job, stops, max_steps=4, logger=pl.loggers.TensorBoardLogger(job.folder / "logs"))
+    versions = [one.name for one in (job.folder / "logs" / "lightning_logs").iterdir()]
+    assert versions == ["version_0"]
