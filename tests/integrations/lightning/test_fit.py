@@ -222,3 +222,30 @@ def test_tensorboard_goes_on_in_its_folder(job: Job) -> None:
         fit(job, stops, max_steps=4, logger=pl.loggers.TensorBoardLogger(job.folder / "logs"))
     versions = [one.name for one in (job.folder / "logs" / "lightning_logs").iterdir()]
     assert versions == ["version_0"]
+
+
+@pytest.mark.slow
+def test_by_lightning_cli_no_line_changes(job: Job) -> None:
+    pytest.importorskip("jsonargparse", reason="jsonargparse is not installed")
+    from lightning.pytorch.cli import LightningCLI
+
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return loader()
+
+    for stops in ((4,), ()):
+        job.begin()
+        words = ["fit", "--trainer.callbacks=hpcsched.integrations.lightning.HpcschedCallback"]
+        words += ["--trainer.max_steps=9", "--trainer.logger=false", "--trainer.accelerator=cpu"]
+        words += [f"--trainer.default_root_dir={job.folder}", "--seed_everything=7"]
+
+        class Model(Net):
+            def __init__(self, stops: Any = stops) -> None:
+                super().__init__(job.seen, stops)
+
+        try:
+            LightningCLI(Model, Data, args=words, save_config_callback=None)
+        except SystemExit as error:
+            assert error.code == 75
+    assert [one[3] for one in of(job.seen, "batch")] == list(range(9))
+    assert len({index for one in of(job.seen, "batch") for index in one[4]}) == 36
