@@ -8,7 +8,9 @@ from typing import Any
 from hpcsched.integrations.lightning.fit import Fit
 from hpcsched.integrations.lightning.framework import pl
 from hpcsched.worker.link import Link
-from hpcsched.worker.process.contract import JobEnv
+from hpcsched.worker.process.contract import JobEnv, say
+
+_TUNERS = (pl.callbacks.LearningRateFinder, pl.callbacks.BatchSizeFinder)
 
 
 class HpcschedCallback(pl.Callback):  # type: ignore[misc]
@@ -33,7 +35,13 @@ class HpcschedCallback(pl.Callback):  # type: ignore[misc]
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Before anything is loaded: ranks, batches, loggers, and where to go on from."""
-        if stage == "fit" and self._active:
+        if stage != "fit" or not self._active:
+            return
+        if any(isinstance(one, _TUNERS) for one in trainer.callbacks):
+            # It trains to try something out, with another batch or learning rate each time: not to be kept.
+            if trainer.is_global_zero:
+                say("Lightning: a fit with a LearningRateFinder or BatchSizeFinder cannot be suspended")
+        else:
             self._fit = Fit(trainer, Link(), number=self._fits, earlier_steps=self._steps)
             self._fits += 1
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpcsched.integrations.lightning import HpcschedCallback
+from hpcsched.worker.link import Link, Wish
 from tests.integrations.lightning.trainings import Gan, Job, Net, Stream, loader, of, trainer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -201,8 +202,84 @@ def test_a_checkpoint_that_cannot_be_written_ends_with_its_code(job: Job) -> Non
     assert error.value.code == 74
 
 
+def test_saved_after_each_step_it_is_the_same_training(job: Job) -> None:
+    job.patch.setenv("HPCSCHED_CHECKPOINT_EVERY_S", "0")
+    job.patch.setenv("HPCSCHED_KEEP", "2")
+    job.through(max_steps=12)
+    assert sorted(one.name for one in (job.folder / "job" / "checkpoint").iterdir()) == [
+        *("done-0", "step-10-attempt-1", "step-11-attempt-1")
+    ]
+    job.patch.setenv("HPCSCHED_CHECKPOINT_EVERY_S", "600")
+    two = other(job)
+    two.through(max_steps=12)
+    same(job, two)
+
+
+def test_after_a_crash_what_was_logged_since_the_checkpoint_is_not_there_twice(job: Job) -> None:
+    saved = lambda link: Wish.SAVE if link._record.step == 5 else Wish.NOTHING  # noqa: E731
+    job.patch.setattr(Link, "wishes", saved)
+
+    class Crash(Net):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if self.trainer.global_step == 8 and job.attempts == 1:
+                raise ArithmeticError
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(ArithmeticError):
+        job.through(model=Crash, max_steps=12)
+    assert job.state["step"] == 5
+    job.through(model=Crash, max_steps=12)
+    assert [one[3] for one in of(job.seen, "batch")] == [*range(8), *range(5, 12)]
+    two = other(job)
+    two.through(max_steps=12)
+    assert [row for row in job.logged["version_0"] if "," in row] == [
+        row for row in two.logged["version_0"] if "," in row
+    ]
+
+
+def test_a_checkpoint_that_is_written_in_a_thread_is_waited_for(job: Job) -> None:
+    for stops in ((3,), ()):
+        job.begin()
+        fit(job, stops, max_steps=6, plugins=[pl.plugins.AsyncCheckpointIO()])
+    assert [one[3] for one in of(job.seen, "batch")] == list(range(6))
+
+
+def test_a_fit_that_tunes_is_left_alone(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    from lightning.pytorch.tuner import Tuner
+
+    class Tuned(Net):
+        lr = 0.01
+
+    job.begin()
+    trainer = trainer_of(job.folder, HpcschedCallback(), max_steps=4)
+    model = Tuned(job.seen)
+    Tuner(trainer).lr_find(model, loader(), num_training=5)
+    assert "BatchSizeFinder cannot be suspended" in capfd.readouterr().err
+    assert not (job.folder / "job" / "STATE.json").exists()
+    trainer.fit(model, loader())
+    assert job.state["step"] == 4
+
+
 def no_room(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("how", [{}, {"devices": "auto", "strategy": "auto"}])
+@pytest.mark.parametrize(("here", "hosts"), [(2, 1), (1, 2), (1, 1), (4, 2)])
+def test_auto_is_what_hpcsched_gives(job: Job, here: int, hosts: int, how: dict[str, Any]) -> None:
+    job.begin()
+    cpu = pl.accelerators.CPUAccelerator
+    job.patch.setattr(cpu, "auto_device_count", staticmethod(cpu.auto_device_count))
+    job.patch.setenv("PL_TRAINER_NUM_NODES", "1")
+    job.patch.delenv("PL_TRAINER_NUM_NODES")
+    told = {"RANK": here * hosts - 1, "WORLD_SIZE": here * hosts, "LOCAL_RANK": here - 1}
+    told |= {"LOCAL_WORLD_SIZE": here, "GROUP_RANK": hosts - 1, "GROUP_WORLD_SIZE": hosts}
+    for name, number in told.items():
+        job.patch.setenv(name, str(number))
+    job.patch.setenv("TORCHELASTIC_RUN_ID", "run-1")
+    trainer = trainer_of(job.folder, HpcschedCallback(), **how)
+    assert (trainer.world_size, trainer.global_rank) == (here * hosts, here * hosts - 1)
+    assert trainer.num_nodes == hosts
 
 
 def test_without_hpcsched_nothing_changes(tmp_path: Path) -> None:

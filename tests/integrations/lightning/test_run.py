@@ -127,3 +127,13 @@ def test_a_batch_that_two_ranks_cannot_share_is_refused(bench: Bench) -> None:
     bench("run", bench.set_of(it), "--devices", "cpu:2")
     assert bench.output().count("batch_size: 3, 1 at a time; accepted: what 2 ranks can share evenly") == 1
     assert bench.states()["it"] == "FAILED"
+
+
+@pytest.mark.slow
+def test_processes_that_lightning_would_start_itself_are_refused(bench: Bench) -> None:
+    it = training(bench.folder / "there", 5, "--trainer", '{"devices": 2}', gpus=2, retries=0)
+    it = it.replace('processes = "per-gpu"', "processes = 1")
+    bench("run", bench.set_of(it), "--devices", "cpu:2")
+    assert bench.output().count('set processes = "per-gpu" in the job file') == 1
+    assert not samples(bench.folder / "there")
+    assert bench.states()["it"] == "FAILED"
