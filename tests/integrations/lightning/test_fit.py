@@ -260,6 +260,34 @@ def test_a_fit_that_tunes_is_left_alone(job: Job, capfd: pytest.CaptureFixture[s
     assert job.state["step"] == 4
 
 
+def test_a_checkpoint_of_another_job_goes_on_with_its_next_sample(job: Job) -> None:
+    job.through(max_steps=13)
+    last = next((job.folder / "logs").rglob("last.ckpt"))
+    two = other(job)
+    two.begin()
+    pl.seed_everything(7)
+    trainer = trainer_of(two.folder, HpcschedCallback(), max_steps=20)
+    trainer.fit(Net(two.seen), loader(), ckpt_path=str(last))
+    whole = Job(job.folder / "whole", job.patch)
+    whole.through(max_steps=20)
+    begun = of(two.seen, "batch")[0][3]
+    assert begun in (12, 13)
+    assert [one[4] for one in of(two.seen, "batch")] == [one[4] for one in of(whole.seen, "batch")][begun:]
+
+
+@pytest.mark.slow
+def test_a_compiled_model(job: Job) -> None:
+    def compiled(*words: Any, **options: Any) -> Any:
+        model = Net(*words, **options)
+        model.net.compile(backend="eager")
+        return model
+
+    job.through(stops=(3, 7), max_steps=9, model=compiled)
+    two = other(job)
+    two.through(max_steps=9, model=compiled)
+    same(job, two)
+
+
 def no_room(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
 
