@@ -61,6 +61,11 @@ EXPERIMENTAL = (
         pages=("lsf.md",),
         words=("LSF", "lsf", "blaunch", "jsrun"),
     ),
+    Feature(
+        "Saving from outside",
+        "`suspend_command` and `resume_command` are tested with programs that stand for CRIU and DMTCP",
+        pages=("troubleshooting.md",),
+    ),
 )
 
 _WORDS = tuple(word for feature in EXPERIMENTAL for word in feature.words)

@@ -6,6 +6,8 @@ import re
 
 from hpcsched.core.reasons import _WORDS, Why
 
+_BY_ITSELF = "[Programs that save by themselves](elastic.md#programs-that-save-by-themselves)."
+_BY_ITSELF = "[Programs that save by themselves](elastic.md#programs-that-save-by-themselves)."
 _RETRY = "[`retry`](#running-again)"
 _PROCESSES = "[one process or several](elastic.md#1-do-nothing)"
 _CPU = "[Trainings on CPU cores](cpu-trainings.md)"
@@ -103,6 +105,12 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.UPDATED: "The keys of its definition that were changed. [An edited job file](#running-again)",
         Why.RETRIED: "[Running again](#running-again)",
         Why.SAVED: "It goes on from there.",
+        Why.NOT_SAVED: f"{_BY_ITSELF} It goes on from the one it has.",
+        Why.NEVER_SAVED: f"{_BY_ITSELF} It needs checkpoints, or a handler that saves.",
+        Why.OTHER_COUNT: f"{_BY_ITSELF} Give the count back that it began on if that is not meant.",
+        Why.NOT_SAVED: f"{_BY_ITSELF} It goes on from the one it has.",
+        Why.NEVER_SAVED: f"{_BY_ITSELF} It needs checkpoints, or a handler that saves.",
+        Why.OTHER_COUNT: f"{_BY_ITSELF} Give the count back that it began on if that is not meant.",
         Why.COMPLETED: "",
         Why.CANCELLED: f"{_RETRY} runs it again.",
         Why.DEPENDENCY_NEVER_SATISFIED: f"{_RETRY} of the job it waited for runs both again.",
@@ -122,6 +130,10 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.CORES_LOST: "The host is used no more in this life of the run.",
         Why.ESCALATED: "It was told to end (SIGTERM), or killed. Save faster, or give more "
         "time with `--grace`.",
+        Why.TIME_LIMIT: "It has run for its `time` ([job file](resources.md#time)). Give it more, "
+        f"and {_RETRY} has it go on from what it saved.",
+        Why.OUT_OF_MEMORY: "It took more main memory than its `memory`, or the kernel's OOM killer ended "
+        f"it. Give it more [memory](resources.md#memory), then {_RETRY}.",
         Why.TIME_IS_UP: "It was told to end, or killed. It goes on from its newest checkpoint.",
         Why.BAD_RECORD: "[The contract](contract.md#in-short)",
         Why.VOIDED: "[The journal](#the-journal)",

@@ -28,6 +28,8 @@ _WORDS = {
     JobState.FAILED: "failed more often in a row than `retries` allows, or twice in the same way at once",
     JobState.CANCELLED: "by you, or because a job in its `after` did not complete (reason "
     "`DependencyNeverSatisfied`)",
+    JobState.TIMEOUT: "it has run for its `time`, and was asked to save and leave",
+    JobState.OUT_OF_MEMORY: "it took more main memory than its `memory`, or the kernel's OOM killer ended it",
 }
 
 WAITS, STARTS, RUNS, RESIZES, LEAVES = "no attempt", "starting", "running", "resizing", "leaving"
@@ -53,7 +55,7 @@ PHASES = {
 POLICY = "(policy)"
 ANY = "SuspendRequested CancelRequested DrainRequested DeviceLost CoresLost EventVoided TimerFired"
 STEPS: tuple[tuple[str, str, str], ...] = (
-    (STARTS, RUNS, "WorkersReady"),
+    (STARTS, RUNS, "WorkersReady RestartSeen"),
     (STARTS, LEAVES, f"{ANY} {POLICY}"),
     (RUNS, RESIZES, POLICY),
     (RUNS, LEAVES, f"{ANY} {POLICY}"),
@@ -66,16 +68,16 @@ ENDS: dict[Ended, tuple[tuple[str, ...], str, str]] = {
     Ended.COMPLETED: ((STARTS, RUNS, RESIZES, LEAVES), "exit code 0", "COMPLETED"),
     Ended.SUSPENDED: (
         (STARTS, RUNS, RESIZES, LEAVES),
-        "exit code 75, and it has saved",
-        "SUSPENDED; starts again at once on `target`",
+        "exit code 75, and it has saved; any, of a program that saves by itself and was asked to",
+        "SUSPENDED; starts again at once on `target`; TIMEOUT if its time was up",
     ),
     Ended.RESIZED: (
         (RESIZES,),
         "it has gone over in place",
         "RUNNING, in the next attempt, from that step on",
     ),
-    Ended.FAILED: ((STARTS, RUNS, RESIZES), "any other exit", "waits again, or FAILED"),
-    Ended.CANCELLED: ((LEAVES,), "it was to end for good", "CANCELLED"),
+    Ended.FAILED: ((STARTS, RUNS, RESIZES), "any other exit", "waits again, or FAILED, OUT_OF_MEMORY"),
+    Ended.CANCELLED: ((LEAVES,), "it was to end for good", "CANCELLED; TIMEOUT if its time was up"),
     Ended.LOST: (
         (STARTS, RUNS, RESIZES, LEAVES),
         "through no fault of the job's: the agent was gone, a GPU was lost, it did not leave in time, "
@@ -143,11 +145,12 @@ def _group(state: JobState) -> str:
 _WIDE, _HIGH, _ROW, _PAD, _TOP = 118, 30, 76, 24, 70
 _LEFT = {WAITING: 20, ACTIVE: 300, FINAL: 580}
 _COLUMNS = {name: [s for s in JobState if _group(s) == name] for name in _LEFT}
+_DEEP = _TOP + 2 * _PAD + (max(map(len, _COLUMNS.values())) - 1) * _ROW + _HIGH + 50
 
 
 def picture_of_jobs() -> str:
     """Three columns of states; an arrow from a column's border is one from each state in it."""
-    picture = Picture("The states of a job", 770, 390)
+    picture = Picture("The states of a job", 770, _DEEP + 40)
     for name, states in _COLUMNS.items():
         right, below = _border(name)
         picture.box(_LEFT[name], _TOP, right - _LEFT[name], below - _TOP, PALE, "4 3")
@@ -169,7 +172,11 @@ def picture_of_jobs() -> str:
             for to in (to for to in JobState if to in NEXT_STATES[state] - common):
                 _between(picture, state, to)
     picture.text(
-        20, 378, "An arrow from or to a dashed border: from or to each state in it.", size=11, anchor="start"
+        20,
+        _DEEP + 28,
+        "An arrow from or to a dashed border: from or to each state in it.",
+        size=11,
+        anchor="start",
     )
     return str(picture)
 
@@ -198,7 +205,7 @@ def _from_border(picture: Picture, name: str, to: JobState) -> None:
         start = _LEFT[name] + 70
         picture.line((start, _TOP), (start, 30), (x + 90, 30), (x + 90, y))
     else:
-        start, low, end = (right - 30, 350, x + 30) if steps < 0 else (right - 40, 330, x + 60)
+        start, low, end = (right - 30, _DEEP, x + 30) if steps < 0 else (right - 40, _DEEP - 20, x + 60)
         picture.line((start, below), (start, low), (end, low), (end, y + _HIGH))
 
 

@@ -11,11 +11,12 @@ import argparse
 from pathlib import Path
 
 import torch
-from hpcsched.integrations.accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
+
+from hpcsched.integrations.accelerate import Accelerator
 
 SAMPLES, BATCH, ACCUMULATED = 640, 16, 2
 
@@ -70,7 +71,7 @@ def main() -> None:
 
     per_epoch = len(loader) // accelerator.gradient_accumulation_steps
     epochs = -(-args.steps // per_epoch)
-    first, had = 0, 0
+    first, had, last = 0, 0, 0.0
     if args.resume_from_checkpoint:
         accelerator.load_state(args.resume_from_checkpoint)
         first, had = divmod(progress.steps, per_epoch)

@@ -70,7 +70,7 @@ def main() -> None:
 
     per_epoch = len(loader) // accelerator.gradient_accumulation_steps
     epochs = -(-args.steps // per_epoch)
-    first, had = 0, 0
+    first, had, last = 0, 0, 0.0
     if args.resume_from_checkpoint:
         accelerator.load_state(args.resume_from_checkpoint)
         first, had = divmod(progress.steps, per_epoch)

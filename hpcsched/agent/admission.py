@@ -12,10 +12,11 @@ from hpcsched.core.definitions import differing, was_unsaid
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import WHOLE
-from hpcsched.core.model import JobSpec, JobState, Kind
+from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Kind
 from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
+from hpcsched.jobfile.needs import check_needs
 from hpcsched.planning.jobs.costs import require_profiles
 from hpcsched.policy.cpu.configurations import Rules
 
@@ -47,7 +48,7 @@ class Admission:
     `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` the
     programs of them that have said in an earlier run that they are parallel. `stand_ins`: every job runs as
     a stand-in of its profile. `cores` is the most that a host has for jobs without GPUs. `memory_mib` is the
-    memory of the largest GPU; None: not known.
+    memory of the largest GPU; None: not known. `devices` and `host_cores` are those of all hosts.
     """
 
     machine: Machine
@@ -57,6 +58,8 @@ class Admission:
     hosts: int = 1
     cores: float = 0.0
     memory_mib: float | None = None
+    devices: Sequence[Device] = ()
+    host_cores: Sequence[HostCores] = ()
 
     def events(
         self, jobs: Sequence[JobSpec], *, at: float, gpus: int, where: str, cause: str = ""
@@ -82,6 +85,7 @@ class Admission:
         jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
         for job in jobs:
             self._check_cores(job, where)
+            check_needs(job, self.devices, self.host_cores, where=where)
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in jobs:
@@ -126,7 +130,7 @@ class Admission:
         specs = [edits.updated.get(job.id, job.spec) for job in machine.run.jobs.values()]
         jobfile.check_names(specs, where=where)
         found = self._checked(list(edits.updated.values()), gpus=gpus, where=where)
-        failed = (i for i in edits.updated if machine.run.jobs[i].state is JobState.FAILED)
+        failed = (i for i in edits.updated if machine.run.jobs[i].state.failed)
         return replace(edits, again=tuple(failed), profiles=found)
 
     def submitted(
@@ -199,6 +203,13 @@ class Admission:
             raise ConfigError(where=where, key=f"job {job.name!r}.background", got=got, accepted=accepted)
 
 
+_HAD = {
+    JobState.FAILED: "failed",
+    JobState.TIMEOUT: "run for all of its time",
+    JobState.OUT_OF_MEMORY: "run out of memory",
+}
+
+
 def edit_message(job: Job, keys: Sequence[str], *, update: bool, living: bool = True) -> str:
     """The message for a job whose `keys` differ between job file and run: what becomes of them."""
     differs = f"{', '.join(keys)} {'differs' if len(keys) == 1 else 'differ'} from the run's"
@@ -206,8 +217,8 @@ def edit_message(job: Job, keys: Sequence[str], *, update: bool, living: bool = 
         return f"{differs} (kept; --update takes the file's)"
     if living and job.state.active:
         return f"{differs} (kept, as it runs: suspend it, then --update takes the file's)"
-    if job.state is JobState.FAILED:
-        return f"{differs} (taken; it had failed and runs again)"
+    if job.state.failed:
+        return f"{differs} (taken; it had {_HAD[job.state]} and runs again)"
     if job.state.final:
         return f"{differs} (taken; it is {job.state}: `hpcsched retry {job.spec.name}` runs it again)"
     return f"{differs} (taken)"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import RendezvousCheck
+from hpcsched.agent.self_saving import SelfSaving
 from hpcsched.contract import files, words
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.exits import SUSPENDED
@@ -83,6 +84,8 @@ class WatchedAttempt:
     output: Path
     measured: bool
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
+    self_saving: SelfSaving | None = None
+    """What is seen of it, if its program saves by itself."""
     rendezvous: RendezvousCheck | None = None
     """The check that its ranks have met, where that can be seen."""
     checkpoints: Path | None = None
@@ -112,6 +115,12 @@ class WatchedAttempt:
     _failure: LaunchError | None = None
 
     @property
+    def oom(self) -> tuple[str, bool]:
+        """How main memory ran out under it ("": it did not), and whether that was its own limit."""
+        found = ((group.oom, group.over_limit) for group in self.groups if group.oom)
+        return next(found, ("", False))
+
+    @property
     def groups(self) -> list[Workers]:
         """All groups of processes, also the one that joins in a resize that is not done."""
         group = self.resizing.joining if self.resizing else None
@@ -133,12 +142,21 @@ class WatchedAttempt:
 
     def news_expected(self, now: float) -> bool:
         """Whether a report of its program is likely to come at any moment."""
+        if self.over is not None:
+            return self.self_saving is not None  # a last look at its checkpoints
         return self.resizing is not None or (not self.ready and now < self.began + READY_FAST_POLL_FOR_S)
 
     def send(self, sig: signal.Signals) -> None:
         """Send a signal to all its processes."""
         for group in self.groups:
             group.signal(sig)
+
+    def ask_to_save(self, within_s: float) -> None:
+        """Have it save and end in the way that its program understands; SIGTERM if it has not said any."""
+        if self.self_saving and not self.ready:
+            self.self_saving.ask(within_s)
+        else:
+            self.send(signal.SIGTSTP if self.ready else signal.SIGTERM)
 
     # -- how it ends -----------------------------------------------------------------------------------
 
@@ -167,7 +185,7 @@ class WatchedAttempt:
         joining = self.resizing.joining if self.resizing and not self.resizing.done else None
         if over and joining:
             self._fail("it ended first")  # nobody is left to let them in
-        elif not over and self.kill_at is None and self._failed:
+        elif not over and self.kill_at is None and self._failed and not self._saving_by_itself:
             self.send(signal.SIGTERM)
             self.kill_at = time.monotonic() + FAILED_GROUP_GRACE_S
         if not over or joining:
@@ -186,6 +204,11 @@ class WatchedAttempt:
         if self.over is not None:
             self.over_at = time.monotonic() - min(group.told_after_s for group in self.groups)
         return self.over is not None
+
+    @property
+    def _saving_by_itself(self) -> bool:
+        """Whether its ranks save and leave by themselves, with whatever exit codes, each in its own time."""
+        return self.self_saving is not None and self.self_saving.asked_at is not None
 
     @property
     def _members(self) -> list[Workers]:

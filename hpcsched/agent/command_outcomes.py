@@ -9,6 +9,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Kind
+from hpcsched.core.saving import what_is_lost
 from hpcsched.core.transitions.rerun import blocked_by, coming_back, from_its_beginning
 
 
@@ -31,7 +32,7 @@ def command_outcome(
         return [], Answer(error=f"no job {unknown[0]}")
     if command.command == "retry":
         return _retry(machine, command, at=at, cause=cause, keeping=keeping)
-    told = [_outcome(machine.run.jobs[i], command.command, stand_ins) for i in command.targets]
+    told = [_outcome(machine, machine.run.jobs[i], command.command, stand_ins) for i in command.targets]
     doing = [i for i, (done, _) in zip(command.targets, told, strict=True) if done]
     # The last one alone carries the cause: a journal torn before it does not hold the command.
     causes = [*[""] * (len(doing) - 1), cause]
@@ -75,20 +76,24 @@ def _of_retry(
     return True, f"runs again from {f'step {saved}' if saved else 'its beginning'}"
 
 
-def _outcome(job: Job, command: str, stand_ins: bool) -> tuple[bool, str]:
+def _outcome(machine: Machine, job: Job, command: str, stand_ins: bool) -> tuple[bool, str]:
     """Whether the command will do something to the job as it is now, and what, or why not."""
     if job.state.final:
         again = "" if command == "cancel" else f"; `hpcsched retry {job.spec.name}` runs it again"
         return False, f"is {job.state} already: nothing to {command}{again}"
     if command == "suspend" and not stand_ins and (why := _never_ready(job)):
         return False, why
-    return _OUTCOMES[command](job)
+    done, text = _OUTCOMES[command](job)
+    if command == "suspend" and done and job.state is JobState.RUNNING and job.ready:
+        text += what_is_lost(job, machine.run.now, machine.estimates.unsaved_s(job))
+    return done, text
 
 
 def _never_ready(job: Job) -> str | None:
     """Why nobody can say whether a running job will ever be able to save and leave; None if it will."""
     waits = job.state in (JobState.STARTING, JobState.RUNNING) and not job.ready
-    if not waits or job.held or job.wanted or job.spec.kind is not Kind.COMMAND:
+    unknown = job.spec.kind is Kind.COMMAND and job.spec.restart is None
+    if not waits or job.held or job.wanted or not unknown:
         return None
     if any(attempt.ready_s is not None for attempt in job.attempts):
         return None
@@ -122,7 +127,8 @@ def _suspend(job: Job) -> tuple[bool, str]:
     if job.state is JobState.SUSPENDED:
         return True, "stays suspended until it is resumed"
     if not job.ready and job.state is not JobState.SUSPENDING:
-        return True, "is asked to save as soon as it says that it can"
+        when = "it is seen to save by itself" if job.saves_by_itself else "it says that it can"
+        return True, f"is asked to save as soon as {when}"
     return True, "is asked to save and leave"
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from hpcsched.agent.host_memory import host_memory_mib
 from hpcsched.core.model import HostCores
 from hpcsched.devices.base import Devices
 from hpcsched.launch.cpu_shares import numa_nodes
@@ -16,19 +17,32 @@ CPUS_PER_GPU = 8
 
 
 def host_cores(devices: Devices, host: str, *, cpus_per_gpu: int, granted: int | None = None) -> HostCores:
-    """The cores of this host for CPU jobs.
+    """The cores of this host, and its memory.
 
     `granted`: the number of cores granted by the batch system, None for all. CPU slots own all cores and lend
     them; simulated GPUs (`replay`) have none.
     """
     allowed = sorted(os.sched_getaffinity(0))
     numa = {core: node for core, node in numa_nodes().items() if core in allowed}
-    if devices.kind in ("cpu", "replay"):
+    if devices.kind == "replay":
         return HostCores(host=host, numa=numa)
+    memory_mib = host_memory_mib()
+    if devices.kind == "cpu":
+        return HostCores(host=host, numa=numa, memory_mib=memory_mib)
     kept = cpus_per_gpu * len(devices.inventory())
     beyond = max(0, len(allowed) - granted) if granted is not None else 0
     own = unreserved_cores(thread_siblings(allowed), numa, kept + beyond)
-    return HostCores(host=host, own=tuple(sorted(own)), numa=numa)
+    left = min(len(allowed), granted or len(allowed)) - len(own)
+    return HostCores(host=host, own=tuple(sorted(own)), numa=numa, kept=max(0, left), memory_mib=memory_mib)
+
+
+def gpu_cores(cores: HostCores) -> tuple[int, ...]:
+    """The cores of this host that jobs on GPUs are pinned to where they say how many they need; none where
+    these are not counted. The threads of a physical core are next to each other."""
+    if not cores.kept:
+        return ()
+    left = os.sched_getaffinity(0) - set(cores.own)
+    return tuple(thread for threads in thread_siblings(left) for thread in threads)
 
 
 def unreserved_cores(cores: Iterable[tuple[int, ...]], numa: Mapping[int, int], kept: int) -> set[int]:

@@ -11,7 +11,8 @@ from selectors import EVENT_READ, BaseSelector, SelectorKey
 from typing import TypedDict
 
 from hpcsched.agent import disk_space
-from hpcsched.agent.attempts import FAILED_GROUP_GRACE_S, Resizing, WatchedAttempt, remove_attempt_files
+from hpcsched.agent.abandon import abandon
+from hpcsched.agent.attempts import Resizing, WatchedAttempt, remove_attempt_files
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.exits import exited, launch_failed
@@ -21,8 +22,9 @@ from hpcsched.agent.job_folder import gpus_named, mark_attempt, put_aside
 from hpcsched.agent.launch_plans import Site, joining_plan, launch_plan, pack_name, put_layers, seat_devices
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import NOT_MET_AFTER_S, RendezvousCheck
+from hpcsched.agent.resuming import Resuming
 from hpcsched.agent.timers import Timers
-from hpcsched.contract import orders
+from hpcsched.contract import orders, variables
 from hpcsched.contract.progress import Batching
 from hpcsched.core import events as ev
 from hpcsched.core.actions import (
@@ -73,6 +75,7 @@ class Effects:
         self._attempts: dict[int, WatchedAttempt] = {}
         self._timers, self._records_due = Timers(), 0.0
         self._gpu_faults = GpuFaults()
+        self._resuming = Resuming(site)
         self._deferred = Deferred(self.perform)  # while it is being found out what their interpreters have
         self._launched: set[int] = set()
         """Ids of jobs that may have left something in memory."""
@@ -126,7 +129,8 @@ class Effects:
                 pack=pack_name(job, action, self._machine, self._site),
                 room_mib=self._machine.mechanism(Background).room_mib(job, action.gpus),
             )
-            if not self._launcher.ready_for(plan):
+            told = self._resuming.planned(job, action, plan)
+            if told is None or not self._launcher.ready_for(told):
                 self._deferred.put_off(job.id, action)
                 return []
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -136,9 +140,9 @@ class Effects:
                 self._launcher.forget(job.id)
                 put_aside(folder, self._site.checkpoints_of(job.id), action.attempt)
             if action.attempt > 1:
-                step = job.step if action.resume else None
+                step = job.step if told.env.get(variables.RESUME) == "1" else None
                 mark_attempt(plan.output, action.attempt, where=gpus_named(action.gpus), step=step)
-            workers = self._launcher.launch(plan)
+            workers = self._launcher.launch(told)
         except MemoryError:
             raise
         except Exception as error:  # whatever is wrong with a job, the others go on
@@ -157,6 +161,7 @@ class Effects:
             output=plan.output,
             checkpoints=self._site.checkpoints_of(job.id),
             measured=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
+            self_saving=self._resuming.watch(job, workers),
         )
         self._watch(attempt, workers)
         here, _, port = workers.where.rpartition(":")
@@ -185,8 +190,26 @@ class Effects:
             attempt.workers.tell(orders.Suspend(quick=action.quick))
         # Who has only joined half-way has no state of its own to save.
         attempt.give_up_resizing(signal.SIGKILL if isinstance(action, Kill) else signal.SIGTERM)
+        if self._asked_by_itself(attempt, action):
+            return
         for group in (attempt.workers, *attempt.joined):
             group.signal(number)
+
+    def _asked_by_itself(self, attempt: WatchedAttempt, action: Suspend | Terminate | Kill) -> bool:
+        """Whether an attempt whose program saves by itself has been asked to, as that is all there is to do.
+
+        One that is told to end is asked first, if it has not been; not if it is cancelled.
+        """
+        job, saving = self._machine.run.jobs[action.job_id], attempt.self_saving
+        if saving is None or attempt.ready or isinstance(action, Kill):
+            return False
+        asked = saving.asked_at is not None
+        if isinstance(action, Terminate) and (asked or job.wanted == "cancel"):
+            return False
+        timer = "grace" if isinstance(action, Suspend) else "term"
+        if not asked:
+            attempt.ask_to_save(self._clock.until(job.timers.get(timer, 0.0)))
+        return True
 
     def _resize(self, attempt: WatchedAttempt, action: Resize) -> list[ev.Event]:
         """Start who is to join, and tell rank 0; the training goes on until all are there."""
@@ -261,6 +284,9 @@ class Effects:
 
     def _end(self, attempt: WatchedAttempt) -> list[ev.Event]:
         """The end of an attempt that is over; none yet while its GPUs are still in use."""
+        saving, code = attempt.self_saving, attempt.over if isinstance(attempt.over, int) else 1
+        if saving and not saving.looked(code):
+            return []
         if not self._can_give_on(attempt, attempt.held_gpus, "end"):
             return []
         if self._memory:
@@ -277,8 +303,18 @@ class Effects:
         unusable = self._gpu_faults.judge(attempt, attempt.over, job.spec, self._attempts.values())
         if unusable and unusable.lost is not None:  # before the end, which is no failure of the job then
             news.append(ev.DeviceLost(at=at, gpu=unusable.lost, why=unusable.why))
+        news += self._seen_of(attempt, at)
         known, blamed = job.saved_step or 0, unusable.why if unusable else ""
-        return [*news, exited(attempt, attempt.over, at=at, known_step=known, blamed=blamed)]
+        steps = job.spec.steps
+        return [*news, exited(attempt, attempt.over, at=at, known_step=known, blamed=blamed, steps=steps)]
+
+    def _seen_of(self, attempt: WatchedAttempt, now: float) -> Iterator[ev.Event]:
+        """What is new of an attempt that saves by itself."""
+        if attempt.self_saving:
+            about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
+            if attempt.meter:
+                attempt.meter.seen(attempt.self_saving.report)
+            yield from attempt.self_saving.news(now, time.time(), speed=self._clock.speed, **about)
 
     def _can_give_on(self, attempt: WatchedAttempt, gpus: set[int], what: str) -> bool:
         """Whether what an attempt has had can be given on: the memory of its GPUs is free, or time is up.
@@ -342,6 +378,7 @@ class Effects:
             if attempt.rendezvous and (met := attempt.rendezvous.news(ready=attempt.ready)) is not None:
                 ranks = attempt.rendezvous.ranks
                 yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=NOT_MET_AFTER_S, met=met)
+            yield from self._seen_of(attempt, now)
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)
             if attempt.meter and (usage := attempt.meter.new_usage(attempt.attempt)):
@@ -402,35 +439,8 @@ class Effects:
     def abandon(
         self, grace_s: float, between: Callable[[], None] = lambda: None
     ) -> list[tuple[int, int | None]]:
-        """Have all workers save and leave, without the journal; job ids and exit codes (None: unknown).
-
-        Workers that have not left after `grace_s` are killed. `between` is called repeatedly meanwhile.
-        """
-        codes, deadline, killed = list[tuple[int, int | None]](), time.monotonic() + grace_s, False
-        for attempt in self._attempts.values():
-            attempt.workers.tell(orders.Suspend(quick=False))
-            attempt.give_up_resizing(signal.SIGTERM)
-            attempt.send(signal.SIGTSTP if attempt.ready else signal.SIGTERM)
-        # What was left in memory before is made durable meanwhile.
-        while self._attempts or (self._launcher.keeping() and time.monotonic() < deadline):
-            for attempt in list(self._attempts.values()):
-                try:
-                    code = attempt.reap()
-                except LaunchError:
-                    code = 1
-                if code is not None:
-                    codes.append((attempt.job_id, code))
-                    attempt.close()
-                    del self._attempts[attempt.job_id]
-            if time.monotonic() > deadline and not killed:
-                killed = True
-                for attempt in self._attempts.values():
-                    attempt.send(signal.SIGKILL)
-            elif time.monotonic() > deadline + FAILED_GROUP_GRACE_S:
-                return [*codes, *((job_id, None) for job_id in self._attempts)]
-            between()
-            time.sleep(0.02)
-        return codes
+        """Have all workers save and leave, without the journal; see `abandon`."""
+        return abandon(self._attempts, self._launcher.keeping, grace_s, between)
 
 
 _SIGNALS = {Suspend: signal.SIGTSTP, Terminate: signal.SIGTERM, Kill: signal.SIGKILL}

@@ -19,24 +19,37 @@ tells all of us within less."""
 
 
 def exited(
-    attempt: WatchedAttempt, code: int, *, at: float, known_step: int, blamed: str = ""
+    attempt: WatchedAttempt,
+    code: int,
+    *,
+    at: float,
+    known_step: int,
+    blamed: str = "",
+    steps: int | None = None,
 ) -> WorkersExited:
     """The event of an attempt that has ended with `code`.
 
     `at`: now, on the run's clock. `known_step`: the newest step that the job is known to have saved.
-    `blamed`: why it failed, where something else than its output says so. The seconds that a suspend took are
-    those until now: who is to go on with its GPUs has waited for their memory too.
+    `blamed`: why it failed, where something else than its output says so. `steps`: its whole work. The
+    seconds that a suspend took are those until now: who is to go on with its GPUs has waited for their memory
+    too.
     """
     last = attempt.meter.last if attempt.meter else None
+    unasked = (attempt.asked_to_leave or time.monotonic()) - attempt.over_at >= SURELY_BEFORE_S
     record = attempt.record()
     old = record is None or _outdated(record, attempt.attempt, known_step)
     saved, held = None if record is None or old else record.step, False
+    if attempt.self_saving and not attempt.ready:
+        unasked = unasked or attempt.self_saving.done(code)
+        done = steps is not None and last is not None and last.step >= steps
+        code = attempt.self_saving.code(code, unasked=unasked, done=done)
+        saved = attempt.self_saving.saved_step(last.step if last else known_step, record=saved)
+        blamed = blamed or attempt.self_saving.detail
     if code == SUSPENDED and (step := attempt.held_step()) is not None:
         held, saved = step > (saved or 0), max(step, saved or 0)
-    asked_to_leave = attempt.asked_to_leave or time.monotonic()
-    steps = [] if last is None else [last.step]
+    seen = [] if last is None else [last.step]
     if saved is not None and code in (0, SUSPENDED):
-        steps.append(saved)
+        seen.append(saved)
     asked = attempt.asked_to_save if attempt.measured and code == SUSPENDED else None
     last_words = blamed or printable(last_line(attempt.output))
     unreadable = attempt.unreadable if code in (0, SUSPENDED) and not held else ""
@@ -45,7 +58,7 @@ def exited(
         job_id=attempt.job_id,
         attempt=attempt.attempt,
         code=code,
-        step=max(steps, default=None),
+        step=max(seen, default=None),
         saved_step=saved,
         detail="" if code in (0, SUSPENDED) else last_words,
         metrics=record.metrics if record and code == 0 else {},
@@ -54,9 +67,11 @@ def exited(
         if code == 0 or (code == SUSPENDED and not unreadable)
         else disk_space.first_full_directory(attempt.written_folders),
         took_s=None if asked is None else time.monotonic() - asked,
+        oom=attempt.oom[0],
+        over_limit=attempt.oom[1],
         lasted_s=attempt.over_at - attempt.began if attempt.measured else None,
         held=held,
-        unasked=asked_to_leave - attempt.over_at >= SURELY_BEFORE_S,
+        unasked=unasked,
     )
 
 

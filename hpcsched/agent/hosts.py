@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hpcsched.agent.address import own_address
 from hpcsched.agent.allocation.ending import ends
-from hpcsched.agent.cpu_cores import CPUS_PER_GPU, host_cores
+from hpcsched.agent.cpu_cores import CPUS_PER_GPU, gpu_cores, host_cores
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core.model import Device, HostCores
 from hpcsched.devices import open_devices
@@ -91,8 +91,10 @@ def this_host(
             got=f"{allocation.kind} has granted GPUs {', '.join(granted.gpus)}, but NVML sees none",
             accepted="a host whose GPUs can be seen (`hpcsched doctor`), or cpu:N if CPUs are meant",
         )
+    cores = host_cores(devices, name, cpus_per_gpu=cpus_per_gpu, granted=granted.cpus if granted else None)
     launcher = LocalLauncher(
         cpus=devices.cpus,
+        gpu_cores=gpu_cores(cores),
         device_env=devices.environment,
         numbered=devices.numbered,
         shielded=allocation.signals_all,
@@ -114,9 +116,7 @@ def this_host(
         close=close,
         close_launcher=launcher.close,
         free=devices.free,
-        cores=(
-            host_cores(devices, name, cpus_per_gpu=cpus_per_gpu, granted=granted.cpus if granted else None),
-        ),
+        cores=(cores,),
     )
 
 

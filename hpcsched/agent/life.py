@@ -53,15 +53,15 @@ class LifeResult:
     def exit_code(self) -> int:
         """The exit code of `hpcsched run`.
 
-        0: all jobs completed; 1: a job failed; 2: an edit of the job file was not taken; WORK_LEFT: stopped
-        with work left; 130: killed by the user. An edit that was not taken goes before a 0, and before a 1
-        if this life ran nothing.
+        0: all jobs completed; 1: a job failed, its time or its memory did not do; 2: an edit of the job file
+        was not taken; WORK_LEFT: stopped with work left; 130: killed by the user. An edit that was not taken
+        goes before a 0, and before a 1 if this life ran nothing.
         """
         if self.killed:
             return 128 + signal.SIGINT
         if self.outcome is RunOutcome.STOPPED and not self.machine.run.finished:
             return WORK_LEFT
-        failed = any(job.state == "FAILED" for job in self.machine.run.jobs.values())
+        failed = any(job.state.failed for job in self.machine.run.jobs.values())
         idle = attempts_made(self.machine) == self.attempts_before
         if (idle and self.edits.said) or (self.edits.ignored and not failed):
             return 2

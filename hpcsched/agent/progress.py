@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcsched.contract.codec import LINE_BYTES
 from hpcsched.contract.progress import Line, Scaling, Usage
+from hpcsched.dialects import Report
 from hpcsched.errors import BadInput
 
 MIN_RATE = 1e-9
@@ -41,6 +42,7 @@ class ProgressMeter:
         self._scaling_told: Scaling | None = None
         self._usage: Usage | None = None
         self._usage_told: Usage | None = None
+        self._reports = False
         self.last: Line | None = None
 
     def read(self) -> bool:
@@ -61,7 +63,13 @@ class ProgressMeter:
                 # What is not a report is no reason to stop listening.
                 with contextlib.suppress(BadInput):
                     self._take(Line.decode(line))
+                    self._reports = True
         return True
+
+    def seen(self, report: Report | None) -> None:
+        """Take what was seen from outside of a program that does not report itself."""
+        if report is not None and not self._reports:
+            self._take(Line(step=report[0], t=report[1]))
 
     def restart(self) -> None:
         """Forget what was measured: the program goes on at another speed."""

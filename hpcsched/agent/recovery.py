@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcsched import mechanisms
 from hpcsched.agent.attempts import read_record
 from hpcsched.agent.job_folder import is_aside
+from hpcsched.agent.resuming import Search, own_checkpoints
 from hpcsched.contract import files, variables
+from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
-from hpcsched.launch.orphans import end_processes, find_orphans
+from hpcsched.launch.caught import catchers, send
+from hpcsched.launch.orphans import Process, end_processes, find_orphans, wait_for_end
 from hpcsched.store import journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -75,13 +79,21 @@ def _short(host: str) -> str:
 
 
 def end_orphans(
-    rundir: RunDir, machine: Machine, record: RunRecord | None, *, host: str, grace_s: float, hosts: int
+    rundir: RunDir,
+    machine: Machine,
+    record: RunRecord | None,
+    *,
+    host: str,
+    grace_s: float,
+    hosts: int,
+    saved: set[int] | None = None,
 ) -> int:
     """End the processes that an earlier agent left on this host, SIGTERM first; returns their number.
 
-    They are found by the journal and by the run's id (of run.json, else of the journal), else by the run's
-    directory. Raises StoreError if some cannot be ended, or cannot be found on `hosts` hosts: their GPUs are
-    not free then.
+    Programs that save by themselves are asked to by their own signal before; the ids of the jobs that have
+    ended by that are added to `saved`. Processes are found by the journal and by the run's id (of run.json,
+    else of the journal), else by the run's directory. Raises StoreError if some cannot be ended, or cannot be
+    found on `hosts` hosts: their GPUs are not free then.
     """
     before = record.host if record else ""
     known = [
@@ -101,11 +113,34 @@ def end_orphans(
         )
     else:
         orphans = living_processes(rundir, None, known)
-    left = end_processes(orphans, grace_s) if orphans else []
+    saving, killed = _asked_to_save(machine, orphans, grace_s), list[Process]()
+    left = end_processes(orphans, grace_s, killed=killed) if orphans else []
+    if saved is not None:
+        saved |= {job_id for job_id, theirs in saving.items() if not theirs & {*killed, *left}}
     if left:
         pids = ", ".join(str(pid) for pid, _ in left)
         raise StoreError(f"processes of the run's earlier agent cannot be ended: {pids}")
     return len(orphans)
+
+
+def _asked_to_save(machine: Machine, orphans: Sequence[Process], grace_s: float) -> dict[int, set[Process]]:
+    """The processes of each job that saves by itself and catches the signal to do so, by job id.
+
+    Those with another signal than SIGTERM, which is next, get it here, and have had their time to leave.
+    """
+    found, asked = dict[int, set[Process]](), dict[int, list[Process]]()
+    for job in machine.run.active.values():
+        theirs, restart = set(job.processes) & set(orphans), job.spec.restart
+        if not (theirs and job.saves_by_itself and restart and restart.signal):
+            continue
+        number = signal.Signals[restart.signal]
+        if told := catchers(theirs, number):
+            found[job.id] = theirs | set(told)
+            if number is not signal.SIGTERM:
+                send(told, number)
+                asked[job.id] = told
+    late = set(wait_for_end((one for told in asked.values() for one in told), grace_s))
+    return {job_id: theirs for job_id, theirs in found.items() if not late & theirs}
 
 
 def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callable[[int], Path]) -> list[str]:
@@ -129,14 +164,21 @@ def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callab
     return said
 
 
-def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
+def saved_steps(rundir: RunDir, machine: Machine, *, by_itself: Collection[int] = ()) -> dict[int, int]:
     """The step of the newest checkpoint, by job id, of each job that had a lease when its agent ended.
 
-    Suspended jobs whose state was only in that agent's memory are included: that state is lost.
+    Suspended jobs whose state was only in that agent's memory are included: that state is lost. `by_itself`:
+    the jobs whose programs have ended without being killed.
     """
     steps: dict[int, int] = {}
     for job in machine.run.jobs.values():
         if not job.state.active and not (job.state is JobState.SUSPENDED and job.saved_step):
+            continue
+        if job.saves_by_itself:
+            anew = job.traits.anew and not is_aside(rundir.job(job.id), job.attempt)
+            if job.state.active and not anew:
+                found = _found_after_a_crash(job, rundir.job(job.id), by_itself=job.id in by_itself)
+                steps |= {} if found is None else {job.id: found}
             continue
         try:
             record = read_record(rundir.job(job.id))
@@ -152,6 +194,16 @@ def saved_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
                 with contextlib.suppress(OSError):  # the job's own folder of that name
                     held.unlink(missing_ok=True)
     return steps
+
+
+def _found_after_a_crash(job: Job, folder: Path, *, by_itself: bool) -> int | None:
+    """The step of the newest checkpoint of a job that saves by itself, as far as that is known, and its file
+    system answers."""
+    restart = job.spec.restart
+    assert restart is not None
+    checkpoints = own_checkpoints(job, restart, folder)
+    search = Search(checkpoints, lambda: checkpoints.after_a_crash(by_itself=by_itself))
+    return checkpoints.newest.step if search.wait() and checkpoints.newest else None
 
 
 def seen_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:

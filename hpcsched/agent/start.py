@@ -49,6 +49,7 @@ from hpcsched.core.mechanisms.cpu.cores import most_cores
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
+from hpcsched.dialects import what_was_recognised
 from hpcsched.launch.remote.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
@@ -139,7 +140,8 @@ def run(
         stack.callback(journal.close)
         standing, attempts_before = RunProgress.of(machine), attempts_made(machine)
         count = max(1, len(allocation.hosts))
-        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count)
+        saved = set[int]()
+        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count, saved=saved)
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
@@ -187,7 +189,7 @@ def run(
             policy=policy,
             policy_options=options,
             grace_s=request.grace_s * hosts.speed,
-            saved_steps=saved_steps(rundir, machine),
+            saved_steps=saved_steps(rundir, machine, by_itself=saved),
             profiles=(*admission.better_profiles(), *edits.profiles),
             parallel=admission.parallel([*unfinished, *edits.updated.values()]),
             deadline=on_run_clock(clock, allocation.deadline),
@@ -283,6 +285,9 @@ def run(
             say(note)
         for job_id, what in edits.said.items():
             say(f"job {machine.run.jobs[job_id].spec.name}: {what}")
+        submitted = (event.jobs for event in new_jobs if isinstance(event, ev.JobsSubmitted))
+        for line in what_was_recognised(spec for jobs in submitted for spec in jobs):
+            say(line)
         for line in compute_modes(hosts.inventory).values():
             say(line)
         if allocation.kind != "none":
@@ -348,6 +353,8 @@ def _admission(
         hosts=hosts.granted,  # a job for more than have come waits for an allocation in which they do
         cores=most_cores(hosts.cores, hosts.inventory),
         memory_mib=max((size for size in sizes if size is not None), default=None),
+        devices=hosts.inventory,
+        host_cores=hosts.cores,
     )
 
 

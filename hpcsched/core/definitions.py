@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
+from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind, Restart
+from hpcsched.core.needs import Needs
 
 _KEYS = {
     "kind": "",  # told by command, trainer or replay
     "gpus_min": "gpus",
     "gpus_max": "gpus",
+    "gpus_multiple": "gpus",
+    "restart": "",
     "checkpoint_every_s": "checkpoint_every",
     "training": "",
     "workdir": "",
     "user": "",
     "processes": "",
     "environment": "",
+    "needs": "",
     "name": "",
 }
 """The key of a job file for each field that is not called like it; empty: looked at apart, or not at all."""
@@ -36,6 +40,9 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     keys += [key for key in ("epochs", "continues") if getattr(old, key) != getattr(new, key)]
     if old.environment != new.environment:
         keys += sorted({named.kind for named in (old.environment, new.environment) if named})
+    keys += [key for field, key in _NEEDS.items() if _need(old, field) != _need(new, field)]
+    if old.restart != new.restart:
+        keys += _restarts(old.restart, new.restart)
     if old.workdir != new.workdir:
         unnamed = bool(called_in) and new.workdir == called_in
         below = unnamed and old.workdir.startswith(f"{called_in.rstrip('/')}/")
@@ -45,10 +52,40 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     return tuple(dict.fromkeys(key for key in keys if key))
 
 
+_RESTART_KEYS = {
+    "signal": "suspend_signal",
+    "complete": "speaks",
+    "recognised": "",
+    "saved_codes": "saved_exit_codes",
+}
+
+
+def _restarts(old: Restart | None, new: Restart | None) -> list[str]:
+    if old is None or new is None:
+        return ["restartable"]
+    names = [field.name for field in fields(Restart) if getattr(old, field.name) != getattr(new, field.name)]
+    return [_RESTART_KEYS.get(name, name) for name in names]
+
+
 def was_unsaid(old: JobSpec, new: JobSpec) -> bool:
     """Whether neither definition may say anything of processes: 0.1.0 took one on each GPU then, and its runs
     go on so."""
     return old.processes == PER_GPU and new.processes == AUTO
+
+
+_NEEDS = {
+    "time_s": "time",
+    "cpus_per_gpu": "cpus_per_gpu",
+    "memory_mib": "memory",
+    "gpu_type": "gpu_type",
+    "gpu_memory_mib": "gpu_memory",
+    "modules": "modules",
+}
+"""By field of a job's needs the key of a job file."""
+
+
+def _need(spec: JobSpec, field: str) -> object:
+    return getattr(spec.needs or Needs(), field)
 
 
 def _processes(spec: JobSpec) -> int | str:

@@ -296,7 +296,8 @@ class WorkersExited(AttemptEvent):
     memory, and not on disk yet. `lasted_s` are measured seconds since the launch (None for what only follows
     a profile). `unreadable` says why its record of what it has saved cannot be read ("": it can), `no_room`
     which of its directories had no room left when it failed ("": none). `unasked`: they had ended well before
-    anybody asked them to, and that is told now that the memory of their GPUs is free.
+    anybody asked them to, and that is told now that the memory of their GPUs is free. `oom`: main memory ran
+    out, how ("": it did not); `over_limit`: the job's own limit was exceeded.
     """
 
     code: int
@@ -310,6 +311,8 @@ class WorkersExited(AttemptEvent):
     unreadable: str = ""
     no_room: str = ""
     unasked: bool = False
+    oom: str = ""
+    over_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

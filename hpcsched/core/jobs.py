@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcsched.contract.seats import Seat
 from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState
+from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Note, Reason
 
 STORY_LENGTH = 60
@@ -34,6 +35,30 @@ class Target:
     grant: Mapping[int, int] = field(default_factory=dict)
 
 
+MOST_GPUS = 1024
+"""GPUs of one host, at most, that are looked at where counts have to keep a global batch (chosen)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saves:
+    """What is known of a job that saves by itself (`JobSpec.restart`).
+
+    `by_contract`: its program has said itself that it can be suspended, and so does as a program of ours.
+    `handles`: the attempt catches the signal that asks it to save. `at` is when its newest checkpoint was
+    written, in seconds of the run's clock (None: not known, or there is none). `width` is the number of GPUs
+    on each host that it ran on when it first saved (0: it has not). `asked` is the step of its newest
+    checkpoint when the attempt was asked to save (-1: there was none). `in_vain`: it caught that signal the
+    last time, and saved nothing.
+    """
+
+    by_contract: bool = False
+    handles: bool = False
+    at: float | None = None
+    width: int = 0
+    asked: int = -1
+    in_vain: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """What is true of few jobs; apart, and shared, as a million jobs must fit into a gibibyte.
@@ -42,7 +67,8 @@ class Traits:
     that it can use as far as that is known (None: any), and `per_gpu` whether its newest attempt was started
     as one process on each: see `core.processes`. `failed_fast` is the exit code and the last line of its last
     attempt, if that has failed soon after its start. `anew`: it has been begun once more, and has saved
-    nothing since.
+    nothing since. `saves` is for a job that saves by itself. `untimed` is the number of its first attempts
+    that its time limit does not count, as it was run again after them.
     """
 
     most_gpus: int | None = None
@@ -50,6 +76,8 @@ class Traits:
     per_gpu: bool = True
     failed_fast: tuple[int, str] | None = None
     anew: bool = False
+    saves: Saves = Saves()
+    untimed: int = 0
 
 
 USUAL = Traits()
@@ -128,6 +156,14 @@ class Job:
         """GPUs its newest attempt has on each of its hosts."""
         return len(self.current.gpus) // self.spec.nodes
 
+    def time_left_s(self, now: float) -> float | None:
+        """Seconds that it may still run, of the run's clock; None without a limit."""
+        limit = self.spec.needs.time_s if self.spec.needs else None
+        if limit is None:
+            return None
+        timed = self.attempts[self.traits.untimed :]
+        return limit - sum((now if one.end_s is None else one.end_s) - one.start_s for one in timed)
+
     @property
     def steps_repeated(self) -> int | None:
         """Steps done more than once so far; None for a program that reports no progress."""
@@ -139,16 +175,87 @@ class Job:
         if self.traits == USUAL:
             self.traits = USUAL
 
+    def has_saved(self, **known: Any) -> None:
+        """From now on this is known of how it saves by itself."""
+        self.has(saves=replace(self.traits.saves, **known))
+
+    @property
+    def saves_by_itself(self) -> bool:
+        """Whether it is suspended as a program that knows nothing of hpcsched."""
+        return self.spec.restart is not None and not self.traits.saves.by_contract
+
     def note(self, at: float, reason: Reason) -> None:
         """Add a line to the story; the oldest lines go when it grows long."""
         first, later = self.story[:1], self.story[1:]
         self.story = (*first, *later[-(STORY_LENGTH - 2) :], Note(at, reason))
 
+    # --- how many GPUs it may have on each of its hosts -----------------------------------------
+
+    def allows(self, gpus: int) -> bool:
+        """Whether so many are a count that it may have at all: whoever chooses a count asks this."""
+        if gpus % self.spec.gpus_multiple:
+            return False
+        return self.same_batch(gpus) or not any(map(self.same_batch, self._said_counts()))
+
+    def same_batch(self, gpus: int) -> bool:
+        """Whether its global batch on so many is what it is on those that it began on, as far as it has."""
+        restart, first = self.spec.restart, self.traits.saves.width
+        if restart is None or not self.keeps_batch:
+            return True
+        if not first and self.attempts and self.state.active:
+            first = self.width  # it saves its first checkpoint there
+        if restart.batch == "kept" and first:
+            return restart.accumulation * first % gpus == 0
+        return gpus == first or not first
+
+    def _said_counts(self) -> range:
+        """The counts that its job file leaves it, whatever keeps its batch."""
+        step, most = self.spec.gpus_multiple, self.spec.gpus_max or MOST_GPUS
+        return range(max(self.spec.gpus_min, step), min(most, MOST_GPUS) + 1, step)
+
+    def fitting(self, gpus: int) -> int:
+        """The largest count that it may have, of at most so many; 0: none."""
+        if self.any_count:
+            return gpus
+        return next((count for count in range(gpus, 0, -1) if self.allows(count)), 0)
+
+    def more_than(self, gpus: int) -> int:
+        """The next larger count that it may have; there may be none so large."""
+        if self.any_count:
+            return gpus + 1
+        over = range(gpus + 1, gpus + MOST_GPUS)
+        return next((count for count in over if self.allows(count)), gpus + MOST_GPUS)
+
     def limits(self, total: int) -> tuple[int, int]:
-        """Fewest and most GPUs it may have on each of its hosts, of `total` there."""
+        """Fewest and most that it may have, of `total` there; the most are fewer where there is no count."""
         limits = (total, self.spec.gpus_max, self.traits.most_gpus, self.traits.usable)
         most = min(x for x in limits if x is not None)
-        return self.spec.gpus_min, most
+        return (self.spec.gpus_min, most) if self.any_count else (self.least, self.fitting(most))
+
+    @property
+    def least(self) -> int:
+        """The fewest that it can start on."""
+        least = self.spec.gpus_min
+        return least if self.any_count or self.allows(least) else self.more_than(least)
+
+    def fastest(self, profile: Profile, most: int, least: int) -> int:
+        """The smallest count in [least, most], its `limits`, with the largest throughput."""
+        if self.any_count:
+            return profile.optimal(most, least)
+        counts = [count for count in range(least, most + 1) if self.allows(count)] or [least]
+        return max(counts, key=lambda count: (profile.rate(count), -count))
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether its global batch binds it to certain counts once it has saved: nobody could tell it."""
+        restart = self.spec.restart
+        return restart is not None and restart.batch != "scales" and not self.traits.saves.by_contract
+
+    @property
+    def any_count(self) -> bool:
+        """Whether all counts in its `limits` are allowed."""
+        spec = self.spec
+        return spec.gpus_multiple == 1 and (spec.restart is None or not self.keeps_batch)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from hpcsched.core.model import JobState
 from hpcsched.core.parts import make_parts
 from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.transitions.attempts import TIME
 from hpcsched.core.transitions.commands import Commands
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.transitions.drain import Drain
@@ -36,8 +37,9 @@ class _Part(Protocol):
 class Machine:
     """Handles events: which part takes which, and in what order decisions follow.
 
-    `run` are the jobs, `ledger` who holds what, `waiting` what jobs wait for, `estimates` speeds and costs,
-    `deadline` the end of the allocation, `decisions` the policy. These are for reading.
+    `run` are the jobs, `ledger` who holds what, `rooms` where jobs' needs are met, `waiting` what jobs wait
+    for, `estimates` speeds and costs, `deadline` the end of the allocation, `decisions` the policy. These are
+    for reading.
 
     Args:
         make_policy: gives the policy of a name and its options; called at each agent start.
@@ -52,6 +54,7 @@ class Machine:
         made = [make(parts) for make in (registered() if mechanisms is None else mechanisms)]
         parts.ledger.install(parts.own, made)
         self.run, self.ledger, self.own, self.waiting = parts.run, parts.ledger, parts.own, parts.waiting
+        self.rooms = parts.rooms
         self.estimates, self.deadline, self.decisions = parts.estimates, parts.deadline, parts.decisions
         self._out, self._attempts, self._endings = parts.out, parts.attempts, parts.endings
         about: dict[str, Any] = {"waiting": parts.waiting, "endings": parts.endings}
@@ -150,7 +153,7 @@ class Machine:
         for job_id, step in event.saved_steps.items():
             self._endings.never_on_disk(self.run.jobs[job_id], step)
         self._submissions.compared(event)
-        self.ledger.begin_life(event.devices)
+        self.ledger.begin_life(event.devices, event.cores)
         self.own.forget_holders()
         self.waiting.begin_life()
         self._out.ask_policy()
@@ -182,6 +185,9 @@ class Machine:
             facts = {"grace": self._attempts.grace_s(job) / 2, "how": "SIGKILL"}
             self._out.note(job, Reason(Why.ESCALATED, facts))
             self._out.do(Kill, job)
+        elif kind == TIME:
+            self._attempts.time_is_up(job)
+            self._out.ask_policy()
         elif kind == "resize" and job.state is JobState.RUNNING and not job.wanted and job.becoming:
             limit_s = self.run.now - job.becoming.since
             self._out.note(job, Reason(Why.RESIZE_FAILED, {"error": f"not done within {limit_s:.0f} s"}))
@@ -204,7 +210,7 @@ class Machine:
         jobs = self.run.jobs
         if any(jobs[i].state in (JobState.PENDING, JobState.SUSPENDED) for _, i in self.waiting.arrivals):
             return False
-        return not self.own.queue.any_fits(self.ledger.capacity().fits)
+        return not self.own.queue.any_fits(self.ledger.capacity().fits, self.rooms.meets_at_all())
 
     @property
     def decides_by(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from hpcsched.contract.seats import Seat
+from hpcsched.core.needs import Needs
 from hpcsched.core.reasons import Reason
 
 NOTHING: Mapping[str, Any] = {}
@@ -19,7 +20,7 @@ PER_GPU, AUTO = "per-gpu", "auto"
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. The last three are final."""
+    """Where a job is in its life. The last five are final."""
 
     PENDING = "PENDING"
     HELD = "HELD"
@@ -29,11 +30,18 @@ class JobState(StrEnum):
     SUSPENDED = "SUSPENDED"
     COMPLETED = "COMPLETED"
     FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
     CANCELLED = "CANCELLED"
 
     @property
     def final(self) -> bool:
         return self in _FINAL
+
+    @property
+    def failed(self) -> bool:
+        """Over, without having completed, and not because somebody wanted that."""
+        return self in _FAILED
 
     @property
     def active(self) -> bool:
@@ -46,7 +54,8 @@ class JobState(StrEnum):
         return _CODES[self]
 
 
-_FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+_FAILED = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY})
+_FINAL = _FAILED | {JobState.COMPLETED, JobState.CANCELLED}
 _CODES = {
     JobState.PENDING: "PD",
     JobState.HELD: "PD",
@@ -57,6 +66,8 @@ _CODES = {
     JobState.COMPLETED: "CD",
     JobState.FAILED: "F",
     JobState.CANCELLED: "CA",
+    JobState.TIMEOUT: "TO",
+    JobState.OUT_OF_MEMORY: "OOM",
 }
 _ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
 
@@ -115,21 +126,55 @@ class PythonEnvironment:
     name: str
 
 
+SIGNALS: Mapping[str, int] = {
+    "SIGTERM": 15,
+    "SIGUSR1": 10,
+    "SIGUSR2": 12,
+    "SIGINT": 2,
+    "SIGHUP": 1,
+    "SIGQUIT": 3,
+    "SIGXCPU": 24,
+}
+"""What may ask a program to save, with their numbers on Linux: other signals stop or end it whatever it does,
+or mean something else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """The container that a job's program runs in.
+
+    `image`: a file, a folder, an address, or a name that `runtime` knows. `runtime`: "apptainer", "enroot",
+    "pyxis", "bubblewrap", or "auto", by the image. `mounts`: (outside, inside, "ro" or "rw") beside those
+    that a job needs in any case. `options`: more arguments for the runtime. `python`: runs a trainer inside.
+    Jobs of one file share the object.
+    """
+
+    image: str
+    runtime: str = "auto"
+    mounts: tuple[tuple[str, str, str], ...] = ()
+    options: tuple[str, ...] = ()
+    python: str = "python3"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
     """How a program that saves by itself, and goes on by itself when started again, is asked to and told.
 
-    `speaks` is the dialect that the rest comes from ("": given key by key). `signal` asks it to save and to
-    end. `checkpoints` are patterns of what it saves, relative to where it runs; `complete` is the file that
-    it writes last into one that is a folder ("": not known). `resume_args` are added to its command when
-    there is a checkpoint (`{checkpoint}`, `{accumulation}`). `saved_codes` are exit codes that mean "saved",
-    besides 75. `batch`: what becomes of its global batch on another number of GPUs: "fixed", nobody knows, so
-    it stays on as many as it began on; "scales", it changes, as the job file allows; "kept", by
-    `accumulation`, which is that of its first attempt. `suspend_command` and `resume_command` save and
-    restore it from outside (CRIU, DMTCP). Jobs of one file share the object.
+    `speaks` is the dialect that the rest comes from ("": given key by key), `recognised` why the program is
+    taken to speak it ("": the job file says so). `signal` asks it to save and to end ("": it saves only as it
+    goes, so it is ended, and loses the steps since then). `checkpoints` are patterns of what it saves,
+    relative to where it runs; `complete` is the file that it writes last into one that is a folder ("": not
+    known). `resume_args` are added to its command when there is a checkpoint (`{checkpoint}`,
+    `{accumulation}`). `saved_codes` are exit codes that mean "saved", besides 75. `batch`: what becomes of
+    its global batch on another number of GPUs: "fixed", nobody knows, so it stays on as many as it began on;
+    "scales", it changes, as the job file allows; "kept", by `accumulation`, which is that of its first
+    attempt. `suspend_command` and `resume_command` save and restore it from outside (CRIU, DMTCP).
+    `progress_pattern` finds the step in a line of its output ("": as its dialect does, if it has one). Jobs
+    of one file share the object.
     """
 
     speaks: str = ""
+    recognised: str = ""
     signal: str = "SIGTERM"
     checkpoints: tuple[str, ...] = ()
     complete: str = ""
@@ -139,20 +184,23 @@ class Restart:
     accumulation: int = 1
     suspend_command: tuple[str, ...] = ()
     resume_command: tuple[str, ...] = ()
+    progress_pattern: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What the user asked for; never changes.
 
-    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many
-    as there are". `steps` is the whole job's work in steps (None:
-    not known). Times are seconds. `background`: it has low priority, and runs on one GPU's background lane.
-    `max_foreground_slowdown` is the share of its speed that a job in the foreground gives up, at most, for
-    those beside it (0: it shares no GPU). `processes`: on each host, where the program is a command:
-    "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its trainer (None:
-    the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the program saves by
-    itself, and can be started again (None: only the contract says when it can be suspended).
+    `gpus_min` and `gpus_max` count GPUs on each of the job's `nodes` hosts; `gpus_max` None means "as many as
+    there are". All its counts are multiples of `gpus_multiple`, these two as well. `steps` is the whole job's
+    work in steps (None: not known). Times are seconds. `background`: it has low priority, and runs on one
+    GPU's background lane. `max_foreground_slowdown` is the share of its speed that a job in the foreground
+    gives up, at most, for those beside it (0: it shares no GPU). `processes`: on each host, where the program
+    is a command: "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its
+    trainer (None: the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the
+    program saves by itself, and can be started again (None: only the contract says when it can be suspended).
+    `container`: what it runs in (None: the host itself).
+    `needs`: time, cores, memory, kinds of GPUs, modules (None: the file says nothing of these).
     """
 
     name: str
@@ -166,6 +214,7 @@ class JobSpec:
     after: tuple[str, ...] = ()
     gpus_min: int = 1
     gpus_max: int | None = None
+    gpus_multiple: int = 1
     nodes: int = 1
     strategy: Mapping[str, Any] = field(default_factory=lambda: DDP)
     submit_at: float = 0.0
@@ -181,6 +230,8 @@ class JobSpec:
     max_foreground_slowdown: float = 0.05
     environment: PythonEnvironment | None = None
     restart: Restart | None = None
+    container: Container | None = None
+    needs: Needs | None = None
 
     @property
     def epochs(self) -> float | None:
@@ -226,15 +277,19 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCores:
-    """The cores of a host for jobs that need no GPU.
+    """The cores of a host, and its memory.
 
-    `own` are always theirs: nothing else uses them; CPU slots lend them their cores while no other job has
-    the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on node 0).
+    `own` are those for jobs that need no GPU: nothing else uses them; CPU slots lend them their cores while
+    no other job has the slot. `numa` says which cores lie on which NUMA node (a core that is not in it: on
+    node 0). `kept` is the number of cores for jobs on GPUs, `memory_mib` the main memory for jobs; 0 and
+    None: not counted.
     """
 
     host: str
     own: tuple[int, ...] = ()
     numa: Mapping[int, int] = field(default_factory=dict)
+    kept: int = 0
+    memory_mib: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from hpcsched.core.mechanisms.own_gpus import OwnGpus
 from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.resources.rooms import Rooms
 from hpcsched.core.run import Run
 from hpcsched.core.transitions.attempts import Attempts
 from hpcsched.core.transitions.deadline import Deadline
@@ -23,6 +24,7 @@ class Parts:
     run: Run
     out: Outcome
     ledger: Ledger
+    rooms: Rooms
     own: OwnGpus
     estimates: Estimates
     waiting: Waiting
@@ -36,7 +38,8 @@ def make_parts(make_policy: PolicyMaker, *, stories: bool) -> Parts:
     """The parts of a run that has not begun; `ledger.install` is still to be called."""
     run, ledger = Run(), Ledger()
     out = Outcome(run, stories=stories)
-    own = OwnGpus(run, out, ledger)
+    rooms = Rooms(run, ledger)
+    own = OwnGpus(run, out, ledger, rooms)
     estimates = Estimates(run, out, ledger)
     waiting = Waiting(run, out, ledger)
     deadline = Deadline(run, out, ledger, estimates, waiting)
@@ -45,6 +48,7 @@ def make_parts(make_policy: PolicyMaker, *, stories: bool) -> Parts:
         run=run,
         out=out,
         ledger=ledger,
+        rooms=rooms,
         own=own,
         estimates=estimates,
         waiting=waiting,
@@ -56,6 +60,7 @@ def make_parts(make_policy: PolicyMaker, *, stories: bool) -> Parts:
             out,
             ledger,
             own=own,
+            rooms=rooms,
             make_policy=make_policy,
             estimates=estimates,
             waiting=waiting,

@@ -90,6 +90,9 @@ class Why(StrEnum):
     DEPENDENCY_NEVER_SATISFIED = "DependencyNeverSatisfied"
     EXITED = "Exited"
     SAVED = "Saved"
+    NOT_SAVED = "NotSaved"
+    NEVER_SAVED = "NeverSaved"
+    OTHER_COUNT = "OtherCount"
     RETRY = "Retry"
     SAME_FAILURE = "SameFailure"
     RETRIED = "Retried"
@@ -102,6 +105,8 @@ class Why(StrEnum):
     CORES_LOST = "CoresLost"
     ESCALATED = "Escalated"
     TIME_IS_UP = "TimeIsUp"
+    TIME_LIMIT = "TimeLimit"
+    OUT_OF_MEMORY = "OutOfMemory"
     LEARNED = "Learned"
     QUARANTINED = "Quarantined"
     EXCUSED = "Excused"
@@ -206,6 +211,12 @@ _WORDS = {
     Why.DEPENDENCY_NEVER_SATISFIED: "cancelled: {after} did not complete",
     Why.EXITED: "ended with exit code {code}{detail}",
     Why.SAVED: "saved at step {step}{where} and left",
+    Why.NOT_SAVED: "left with exit code {code} and no newer checkpoint than the one{step} it had: "
+    "{again}about {seconds:.0f} s of work lost",
+    Why.NEVER_SAVED: "left with exit code {code} and has no checkpoint: it begins once more, "
+    "{again}about {seconds:.0f} s of work lost",
+    Why.OTHER_COUNT: "goes on on {gpus} GPUs, as its job file says now, and began on {first}: its global "
+    "batch is not the same any more",
     Why.RETRY: "failed with exit code {code}; failure {failures} of {retries} allowed in a row, starts again",
     Why.SAME_FAILURE: "ended twice in the same way within {after:.1f} s of its start, with exit code {code}: "
     "{detail}; not repeated, `hpcsched retry {name}` runs it again",
@@ -219,6 +230,8 @@ _WORDS = {
     Why.CORES_LOST: "the cores of host {host} were lost: {why}",
     Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",
     Why.TIME_IS_UP: "the allocation ends in {left:.0f} s: {how}",
+    Why.TIME_LIMIT: "its time limit of {limit} is over{how}",
+    Why.OUT_OF_MEMORY: "out of memory: {words}",
     Why.LEARNED: "{model} does {rate:.4g} steps/s on {gpus} GPUs ({samples} samples of {steps} steps in all, "
     "spread {spread:.1%}; {before})",
     Why.QUARANTINED: "there was a fault while it shared GPU {gpu} with job {job} ({name}): it shares none "
@@ -231,9 +244,13 @@ _WORDS = {
 }
 
 
-def said_cost(cost_s: float, *, in_place: bool) -> str:
-    """The seconds that a change of a job's GPUs costs it, in words."""
-    return f"{_seconds(cost_s)} of standing still" if in_place else f"{cost_s:.0f} s of suspend and resume"
+def said_cost(cost_s: float, *, in_place: bool, unsaved_s: float = 0.0) -> str:
+    """The seconds that a change of a job's GPUs costs it, in words; of them `unsaved_s` for work that it has
+    not saved."""
+    if in_place:
+        return f"{_seconds(cost_s)} of standing still"
+    unsaved = f" and {unsaved_s:.0f} s of work not saved" if unsaved_s >= 0.5 else ""
+    return f"{cost_s - unsaved_s:.0f} s of suspend and resume{unsaved}"
 
 
 def _seconds(value: float) -> str:
@@ -254,7 +271,8 @@ class Reason:
         facts = self.facts
         said = {"hosts": "", "stopped": "", "because": "", "again": ""}
         if "cost" in facts:
-            said["costs"] = said_cost(facts["cost"], in_place=facts.get("in_place", False))
+            in_place, unsaved_s = facts.get("in_place", False), facts.get("unsaved", 0.0)
+            said["costs"] = said_cost(facts["cost"], in_place=in_place, unsaved_s=unsaved_s)
         if facts.get("stopped_s") is not None:
             said["stopped"] = f"; training stood still for {_seconds(facts['stopped_s'])}"
         text = _WORDS[self.why].format_map({**said, **facts})

@@ -98,6 +98,9 @@ class View:
     `hosts_of(job)` says how many of a running job's GPUs lie on which host, `places(gpus)` how many of these.
     `waiting(fits)` walks the jobs that could start in FIFO order. `queue` are all that wait, in order, and
     `blocked()` those on GPUs of their own that wait for others to complete, whose names `unmet(job)` gives.
+    `room(job)` says how many GPUs the job's needs (a kind of GPU, cores, memory) leave it on each host, its
+    own ones included (None: all), which `pick` goes by, and `most_for(job)` how many they would on each of
+    its hosts, were all free.
     `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
     the allocation ends.
     `profile(job)` is None for a model never measured; of one that only this run has seen it has just the
@@ -106,7 +109,9 @@ class View:
     saving and leaving, `switch_s(job, gpus)` those without training that bringing the job to `gpus` GPUs
     costs: in place, which `in_place(job, gpus, hosts)` tells, or by a suspend and a resume. In place it
     stands still for `stand_s(job, old, gpus)`; if it gets more GPUs, it goes on as it is for
-    `built_s(job, gpus)` before that. `resize_left_s(job)` is how much longer one under way will take.
+    `built_s(job, gpus)` before that. `unsaved_s(job)`, which `switch_s` has in it, is the work that a job
+    which saves by itself would lose by a suspend now, and `worth_changing(job, gpus)` whether a change of its
+    count can gain that much. `resize_left_s(job)` is how much longer one under way will take.
     `start_left_s(job)` are the seconds until a job that is starting does its first step; `left_s` those
     until all jobs have to save because the allocation ends (infinite if it does not).
     `plan` is the policy's newest plan in this life of the run; `news` counts what no plan foresaw.
@@ -133,16 +138,32 @@ class View:
     save_s: Callable[[Job], float]
     switch_s: SwitchCost
     in_place: Callable[[Job, int, Collection[str] | None], bool]
+    unsaved_s: Callable[[Job], float]
+    worth_changing: Callable[[Job, int], bool]
     stand_s: Callable[[Job, int, int], float]
     built_s: Callable[[Job, int], float]
     resize_left_s: Callable[[Job], float]
     start_left_s: Callable[[Job], float]
     plan: Plan | None
     news: int
+    room: Callable[[Job], Mapping[str, int] | None] = lambda job: None
+    most_for: Callable[[Job], int] | None = None
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Fewest and most GPUs the job may have on each of its hosts, were all of them free."""
-        return job.limits(self.capacity.most(job.spec.nodes))
+        return job.limits(self.most_for(job) if self.most_for else self.capacity.most(job.spec.nodes))
+
+    def pick(
+        self, job: Job, wanted: int, own: Mapping[str, int] | None = None, free: GpusByHost | None = None
+    ) -> tuple[int, tuple[str, ...]]:
+        """`GpusByHost.pick` (of `free`, by default all free ones), of the counts that the job may have."""
+        free, nodes = self.free if free is None else free, job.spec.nodes
+        room = self.room(job)
+        gpus, hosts = free.pick(wanted, nodes, own, room)
+        fitting = job.fitting(gpus)
+        if fitting == gpus:
+            return gpus, hosts
+        return free.pick(fitting, nodes, own, room) if fitting else (0, ())
 
 
 class Policy(Protocol):

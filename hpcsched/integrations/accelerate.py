@@ -19,13 +19,12 @@ from typing import Any
 import accelerate
 import torch
 from accelerate.utils import DistributedType
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from hpcsched.errors import ConfigError
-from hpcsched.integrations.agreement import Agreement
+from hpcsched.integrations.boundary import Boundary, bare
 from hpcsched.integrations.global_batch import accumulation
-from hpcsched.worker.link import Link, Wish
+from hpcsched.worker.link import Link
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import say, write_atomically
 
@@ -36,7 +35,7 @@ _KINDS = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 _END = object()
 
 
-class Accelerator(accelerate.Accelerator):
+class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     """Accelerate's, which under hpcsched also
 
     - keeps the global batch that its arguments give on **one** device: gradient_accumulation_steps is shared
@@ -65,8 +64,8 @@ class Accelerator(accelerate.Accelerator):
 
     @property
     def completed_steps(self) -> int:
-        """The optimizer's steps so far, over all attempts."""
-        return self._elastic.place.step
+        """Steps so far, over all attempts; one counts as soon as its last backward pass is done."""
+        return self._elastic.place.step + self._elastic.under_way
 
     def epochs(self, epochs: int) -> Iterator[int]:
         """The numbers of the epochs from 0 on; those that are over are left out, and the first loader loops
@@ -87,7 +86,7 @@ class Accelerator(accelerate.Accelerator):
         except GeneratorExit:  # left by `break` or by an error: other ranks may be anywhere
             self._elastic.link.close()
             raise
-        self._elastic.end()
+        self._elastic.boundary.end(place.step)
 
     # -- what Accelerate asks of an Accelerator ------------------------------------------------------------
 
@@ -115,8 +114,10 @@ class Accelerator(accelerate.Accelerator):
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """As accelerate's."""
-        self._elastic.loss = loss.detach()
         super().backward(loss, **kwargs)
+        self._elastic.loss = loss.detach()
+        if not self._elastic.able:  # then nobody asks at the next batch
+            self._elastic.count()
 
     def log(self, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> None:
         """As accelerate's; the last numbers by name become the job's results at `end_training`."""
@@ -172,7 +173,8 @@ class _Elastic:
         self.results: dict[str, float] = {}
         self.iterating: dict[int, _Pass] = {}
         self._accelerator = accelerator
-        self._agree = Agreement()
+        self._newest: torch.Tensor | None = None
+        self.boundary = Boundary(link, self._save)
         self.able = self.link.active and accelerator.distributed_type in _KINDS
         if self.link.active and not self.able and self.link.rank == 0:
             kind = accelerator.distributed_type.value
@@ -218,14 +220,17 @@ class _Elastic:
         """Take up what was saved, and say that it can be suspended."""
         accelerator, place = self._accelerator, self.place
         if self.found is not None:
-            bare = accelerator.register_load_state_pre_hook(_into_bare)
+            hook = accelerator.register_load_state_pre_hook(_into_bare)
             try:
                 accelerator.load_state(str(self.found))
             finally:
-                bare.remove()
+                hook.remove()
             accelerator.step = 0
             if place.world_size != accelerator.num_processes:
                 rng.reseed(*sorted(place.seeds.values()), place.step, accelerator.process_index)
+            else:  # where Accelerate cannot load its own states of generators it goes on without a word
+                state = torch.load(self.found / self._rng_file, map_location="cpu", weights_only=False)
+                rng.restore(state, accelerator.device)
             self.resumed = set(place.loaders)
         place.world_size = accelerator.num_processes
         accelerator.wait_for_everyone()
@@ -248,54 +253,48 @@ class _Elastic:
             yield first
             yield from batches
 
-    def step_made(self) -> None:
-        """A batch has been computed, and maybe with it a step: count it."""
-        accelerator, place = self._accelerator, self.place
+    @property
+    def under_way(self) -> bool:
+        """Whether a step has been computed that is not counted yet."""
+        return self.loss is not None and bool(self._accelerator.sync_gradients)
+
+    def batch_made(self) -> None:
+        """A batch has been computed: if a step has been made with it, count that, and save or leave."""
+        if self.count():
+            self.boundary.pass_(self.place.step, self._newest)
+
+    def count(self) -> bool:
+        """Whether a step has been made since this was asked."""
+        place, made = self.place, self.under_way
         loss, self.loss = self.loss, None
-        if loss is None or not accelerator.sync_gradients:
-            return
+        if not made:
+            return False
         place.step += 1
         for number, one in self.iterating.items():
             if place.loaders.get(number, (0, False))[1] and number not in self.resumed:
                 raise _cannot("two passes over a loader in an epoch", "one: the place in it is by epoch")
             place.loaders[number] = (one.had * self.share, one.through)
-        self.link.report(place.step, loss)
+        self._newest = loss
+        return True
 
-    def meet(self) -> None:
-        """Save or leave, if any rank is to. Raises SystemExit."""
-        wish = self._agree(self.link.wishes())
-        if wish and self.link.step != self.place.step:
-            try:
-                self._save()
-            except OSError as error:
-                if wish & Wish.STOP:
-                    self.link.cannot_save(error)
-                say(f"step {self.place.step}: periodic checkpoint failed, training goes on: {error}")
-        if wish & Wish.STOP:
-            self.link.leave()
-
-    def end(self) -> None:
-        """The last epoch is over: what follows, such as an evaluation, begins from here if it is ended."""
-        self._agree.close()
-        if self.link.step != self.place.step:
-            self._save()
-        self.link.close()
-
-    def _save(self) -> None:
-        accelerator, link = self._accelerator, self.link
-        folder, project = link.place(self.place.step), accelerator.project_configuration
+    def _save(self, folder: Path) -> None:
+        accelerator = self._accelerator
+        project = accelerator.project_configuration
         named, iteration = project.automatic_checkpoint_naming, project.iteration
-        bare = accelerator.register_save_state_pre_hook(_of_bare)
+        hook = accelerator.register_save_state_pre_hook(_of_bare)
         project.automatic_checkpoint_naming = False  # its names and its count are the user's
         try:
             accelerator.save_state(str(folder))
-            if link.rank == 0:
-                self.place.save(folder)
         finally:
-            bare.remove()
+            hook.remove()
             project.automatic_checkpoint_naming, project.iteration = named, iteration
-        accelerator.wait_for_everyone()
-        link.saved(self.place.step, folder)
+        torch.save(rng.capture(accelerator.device), folder / self._rng_file)
+        if self.link.rank == 0:
+            self.place.save(folder)
+
+    @property
+    def _rng_file(self) -> str:
+        return f"hpcsched-rng-{self._accelerator.process_index}.pt"
 
 
 @dataclasses.dataclass
@@ -362,10 +361,9 @@ class _Loader:
                 this.had += 1
                 this.through = source.end_of_dataloader
                 yield batch
-                elastic.step_made()
-                elastic.meet()
+                elastic.batch_made()
         except GeneratorExit:  # left by `break`: the step counts, and is acted on after the next one
-            elastic.step_made()
+            elastic.count()
             raise
         finally:
             elastic.iterating.pop(number, None)
@@ -394,23 +392,12 @@ def _of_first(number: int) -> int:
     return box[0]
 
 
-def _bare(model: torch.nn.Module) -> torch.nn.Module:
-    """The module itself, whose names of parameters do not depend on the number of ranks."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := model._modules.get("_orig_mod"), torch.nn.Module):  # torch.compile's
-            model = inner
-        else:
-            return model
-
-
 def _of_bare(models: list[torch.nn.Module], weights: list[dict[str, Any]], _folder: str) -> None:
-    weights[:] = [_bare(model).state_dict() for model in models]
+    weights[:] = [bare(model).state_dict() for model in models]
 
 
 def _into_bare(models: list[torch.nn.Module], _folder: str) -> None:
-    models[:] = [_bare(model) for model in models]
+    models[:] = [bare(model) for model in models]
 
 
 def _cannot(got: str, accepted: str) -> ConfigError:

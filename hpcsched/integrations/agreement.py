@@ -44,15 +44,8 @@ class Agreement:
 
         Raises LaunchError if another rank has ended, or has not called it in time.
         """
-        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if not self._meet():
             return wish
-        if self._world is not dist.group.WORLD:  # the first time, or the process group was made anew
-            self._box = self._work = None
-            self._at_once = False
-            if address := os.environ.get("MASTER_ADDR"):
-                listen_towards(address)  # by itself gloo takes what the host's name leads to
-            self._group = dist.new_group(backend="gloo", timeout=self._within)
-            self._world = dist.group.WORLD
         before = self._answer()
         now, last = time.monotonic(), self._last
         self._last = now
@@ -61,22 +54,46 @@ class Agreement:
         self._work = dist.all_reduce(self._box, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return before | self._answer() if self._at_once else before
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank, as soon as all have asked: also a barrier. Raises LaunchError."""
+        if not self._meet():
+            return flag
+        box = torch.tensor([int(flag)])
+        self._wait(dist.all_reduce(box, op=dist.ReduceOp.MAX, group=self._group, async_op=True))
+        return bool(box.item())
+
     def close(self) -> None:
         """After the last step, on all ranks: nothing is under way any more. Raises LaunchError."""
         self._answer()
         self._world = self._group = None
+
+    def _meet(self) -> bool:
+        """Whether there are other ranks; has a group with them then."""
+        if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return False
+        if self._world is not dist.group.WORLD:  # the first time, or the process group was made anew
+            self._box = self._work = None
+            self._at_once = False
+            if address := os.environ.get("MASTER_ADDR"):
+                listen_towards(address)  # by itself gloo takes what the host's name leads to
+            self._group = dist.new_group(backend="gloo", timeout=self._within)
+            self._world = dist.group.WORLD
+        return True
 
     def _answer(self) -> Wish:
         work, box = self._work, self._box
         self._work = self._box = None
         if work is None or box is None:
             return Wish.NOTHING
+        self._wait(work)
+        found = box.tolist()
+        self._at_once = bool(found[-1])  # the same on all ranks, as rank 0 has said it
+        return Wish(sum(int(bit) for bit, wanted in zip(_BITS, found) if wanted))
+
+    def _wait(self, work: Any) -> None:
         try:
             work.wait()
         except RuntimeError as error:
             within = f"{self._within.total_seconds():g} s"
             message = f"a rank has ended, or has not made this step within {within}: {error}"
             raise LaunchError(message, transient=True) from error
-        found = box.tolist()
-        self._at_once = bool(found[-1])  # the same on all ranks, as rank 0 has said it
-        return Wish(sum(int(bit) for bit, wanted in zip(_BITS, found) if wanted))

@@ -2,6 +2,7 @@
 
 from hpcsched.jobfile.check import check_fits, check_names
 from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, MOST_PROCESSES, MOST_STEPS, NAME, Job
+from hpcsched.jobfile.needs import KEYS as NEEDS
 from hpcsched.jobfile.read import JobFile, load, parse, spec_of
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "MOST_PROCESSES",
     "MOST_STEPS",
     "NAME",
+    "NEEDS",
     "Job",
     "JobFile",
     "check_fits",

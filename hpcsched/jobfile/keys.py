@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hpcsched import dialects
 from hpcsched.contract import schema
 from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
+from hpcsched.core.model import SIGNALS
+from hpcsched.jobfile.needs import GPU_TYPE, MODULES, MOST_CPUS, SIZE
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -23,7 +26,18 @@ MOST_PROCESSES = 256
 
 TIME = either('seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"', number("", minimum=0), text(""))
 _GPUS = whole("")
-_LIMITS = schema.table("", properties={"min": _GPUS.schema, "max": _GPUS.schema}, additionalProperties=False)
+_LIMITS = schema.table(
+    "",
+    properties={"min": _GPUS.schema, "max": _GPUS.schema, "multiple_of": _GPUS.schema},
+    additionalProperties=False,
+)
+
+NONE = "none"
+"""What `speaks` says of a program that is not to be recognised, and `suspend_signal` of one that saves only
+as it goes."""
+
+_SIGNAL = f"(?i:(SIG)?({'|'.join(name[3:] for name in SIGNALS)})|{NONE})"
+_WORDS = many(text(""), "a list of texts that are not empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +63,7 @@ class Job:
     gpus: Literal["auto"] | int | dict[str, int] = option(
         replace(
             either(
-                '"auto", a positive number, or { min = 1, max = 4 } with min <= max',
+                '"auto", a positive number, or { min = 1, max = 4 } with min <= max, and multiple_of',
                 one_of("auto"),
                 _GPUS,
                 _LIMITS,
@@ -86,4 +100,33 @@ class Job:
     )
     python: str | None = option(text("a Python interpreter: its path, or its name in PATH"), None)
     venv: str | None = option(text("the folder of a virtual environment"), None)
+    container: str | dict[str, Any] | None = option(
+        either(
+            "an image, or a table with image, runtime, mounts, options, python", text(""), schema.table("")
+        ),
+        None,
+    )
     conda: str | None = option(text("the name or the folder of a conda environment"), None)
+    restartable: bool | None = option(flag("told to end it goes on by itself when it is started again"), None)
+    speaks: str | None = option(one_of(NONE, *dialects.NAMES), None)
+    suspend_signal: str | None = option(text(f'{", ".join(SIGNALS)}, or "{NONE}"', f"^{_SIGNAL}$"), None)
+    checkpoints: str | Sequence[str] = option(
+        either('a pattern such as "out/checkpoint-*", or a list of them', text(""), many(text(""), "")), ()
+    )
+    resume_args: Sequence[str] = option(_WORDS, ())
+    accumulation: int | None = option(whole("a positive number of batches before each step"), None)
+    progress_pattern: str | None = option(
+        text(r"a pattern with one (\d+) where the number of the step stands, such as 'step (\d+)'"), None
+    )
+    saved_exit_codes: Sequence[int] = option(many(whole("", 1, 255), "a list of numbers, 1 to 255"), ())
+    batch: Literal["fixed", "scales"] | None = option(one_of("fixed", "scales"), None)
+    suspend_command: Sequence[str] = option(_WORDS, ())
+    resume_command: Sequence[str] = option(_WORDS, ())
+    time: float | str | None = option(TIME, None)
+    cpus_per_gpu: int | None = option(
+        whole(f"a number of cores for each GPU, 1 to {MOST_CPUS}", most=MOST_CPUS), None
+    )
+    memory: str | None = option(SIZE, None)
+    gpu_type: str | None = option(GPU_TYPE, None)
+    gpu_memory: str | None = option(SIZE, None)
+    modules: Sequence[str] = option(MODULES, ())

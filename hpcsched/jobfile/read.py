@@ -20,7 +20,10 @@ from hpcsched.decoding import is_utf8, not_json
 from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile.check import check_names
+from hpcsched.jobfile.container import container_of
 from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, TIME, Job
+from hpcsched.jobfile.needs import needs_of
+from hpcsched.jobfile.restart import restart_of
 
 _ACCEPTED = schema.options_of(Job)
 _Refuse = Callable[[str, object, str], NoReturn]
@@ -157,6 +160,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
     described, trainer = table_of(job.strategy), job.trainer is not None or job.replay
     strategy = strategies.read(described, where=where, key=f"{place}.strategy", trainer=trainer)
     least, most = _gpus(job, strategy, described["kind"], refuse)
+    multiple = job.gpus.get("multiple_of", 1) if isinstance(job.gpus, dict) else 1
     processes = _processes(job, refuse)
     named = {key: word for key in ENVIRONMENTS if (word := getattr(job, key)) is not None}
     if len(named) > 1:
@@ -166,6 +170,13 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         environment = _environment(key, word, workdir)
         if not word.strip() or "\0" in environment.name or not is_utf8(environment.name):
             refuse(key, word)
+    container = None
+    if job.container is not None:
+        container = container_of(job.container, where=where, key=f"{place}.container", workdir=workdir)
+        if named:
+            refuse("container", job.container, f"no {next(iter(named))} beside it: its own Python is used")
+        if job.replay or job.background or described["kind"] in ("packed", "burst"):
+            refuse("container", job.container, "a job with processes of its own, in the foreground")
     training = None
     if job.epochs is not None or job.continues is not None:
         training = Training(epochs=job.epochs and float(job.epochs), continues=job.continues)
@@ -181,6 +192,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         after=tuple(dict.fromkeys([*job.after, *([job.continues] if job.continues else [])])),
         gpus_min=least,
         gpus_max=most,
+        gpus_multiple=multiple,
         nodes=job.nodes,
         strategy=described,
         submit_at=submit_at,
@@ -195,6 +207,9 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         background=job.background,
         max_foreground_slowdown=float(job.max_foreground_slowdown),
         environment=environment,
+        container=container,
+        needs=needs_of(job, strategy, refuse),
+        restart=restart_of(job, workdir / (job.workdir or ""), refuse),
     )
 
 
@@ -211,12 +226,15 @@ def _kinds(job: Job) -> dict[str, bool]:
 
 
 def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int, int | None]:
-    """The fewest and the most GPUs on each host. Refused is what does not go together with the strategy."""
+    """The fewest and the most GPUs on each host, both multiples as asked for. Refused is what does not go
+    together with the strategy."""
     limits = {} if job.gpus == "auto" else job.gpus
+    multiple = 1
     if isinstance(limits, dict):
-        least, most = limits.get("min", 1), limits.get("max")
+        least, most, multiple = limits.get("min", 1), limits.get("max"), limits.get("multiple_of", 1)
     else:
         least = most = limits
+    least = -(-least // multiple) * multiple
     fixed, whose = (1, "a job in the background") if job.background else (strategy.gpus, strategy.job)
     if job.background and not strategy.in_background:
         if strategy.gpus is not None:
@@ -237,6 +255,9 @@ def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int
         if least > shards // job.nodes:
             refuse("gpus", least * job.nodes, f"at most as many ranks as shards ({shards})")
         most = min(shards // job.nodes, shards if most is None else most)
+    most = None if most is None else most // multiple * multiple
+    if most is not None and least > most:
+        refuse("gpus", job.gpus, f"limits with a multiple of {multiple} between them")
     return least, most
 
 

@@ -6,11 +6,13 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Protocol
 
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order
-from hpcsched.core.model import Device, PythonEnvironment
+from hpcsched.core.model import Container, Device, PythonEnvironment
+from hpcsched.core.needs import Needs
 
 LOST = 255
 """The exit code of a process whose own is not known, as somebody else has reaped it: never success."""
@@ -37,7 +39,9 @@ class LaunchPlan:
     their numbers are those after the resize, and `joins` ("host:port") is where its rank 0 awaits them.
     `arena`: the ranks get the job's arena, shared memory that outlives them. `idle`: they get processor time
     only when nobody else wants their cores. `share`: how much of its cores' time a program that is not ours
-    may use, in cores; None: it is not held to any.
+    may use, in cores; None: it is not held to any. `needs`: its cores for each GPU, its memory on each host,
+    its modules. `container`: what they run in, where `argv` and the Python of `module` are looked up (None:
+    the host).
     """
 
     job_id: int
@@ -60,6 +64,9 @@ class LaunchPlan:
     arena: bool = False
     idle: bool = False
     share: float | None = None
+    container: Container | None = None
+    asks: signal.Signals | None = None
+    needs: Needs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,11 +126,39 @@ class Workers(Protocol):
         memory of its GPUs."""
 
     @property
+    def oom(self) -> str:
+        """How main memory ran out under them, in words; "" if that is not why they have ended."""
+
+    @property
+    def over_limit(self) -> bool:
+        """Whether that was more than the job may have."""
+
+    @property
     def progress_fd(self) -> int | None:
         """Non-blocking read end of rank 0's progress pipe; None if there is none."""
 
     def signal(self, sig: signal.Signals) -> None:
         """Send `sig` to each rank's process group; never to a process that may not be ours."""
+
+    def catches(self, sig: Signals) -> bool:
+        """Whether a program among them has a handler for `sig`, the plan's `asks`, as far as is known.
+
+        Any thread may ask.
+        """
+
+    def ask_to_save(self, sig: Signals) -> None:
+        """Send `sig` to those programs that catch it, not to shells and launchers around them; on a host
+        where none does, SIGTERM to all."""
+
+    def save_by(self, command: Sequence[str], within_s: float) -> None:
+        """Run a command beside rank 0 that saves it from outside; `{pid}` in it becomes the pid of rank 0.
+
+        It is run once, and ended after `within_s` seconds. Never blocks, never raises.
+        """
+
+    @property
+    def saved_by(self) -> tuple[int, str] | None:
+        """Exit code and last words of the command of `save_by`; None: there is none, or it is not over."""
 
     def tell(self, order: Order) -> None:
         """Give rank 0 an order, on its control pipe; lost if rank 0 is gone or does not read.

@@ -19,19 +19,19 @@ _ENDS_WITHIN_S = 5.0
 
 
 def run_bounded(
-    argv: Sequence[str], *, environ: Mapping[str, str], within_s: float
+    argv: Sequence[str], *, environ: Mapping[str, str], within_s: float, cwd: str = "/"
 ) -> tuple[int, bytes, bytes]:
     """Run a program; returns its exit code (negative: a signal) and the last `MAX_OUTPUT_BYTES` of stdout and
     of stderr.
 
-    It runs in `/`, without an input, in a session of its own, which is killed when it has ended, and when
+    It runs in `cwd`, without an input, in a session of its own, which is killed when it has ended, and when
     this raises. Raises TimeoutError; OSError or ValueError if it cannot be started.
     """
     until = time.monotonic() + within_s
     process = subprocess.Popen(
         argv,
         env=dict(environ),
-        cwd="/",
+        cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hpcsched.launch.cgroups import delegated_cgroup
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
 from hpcsched.planning.ps.bucket import MAX_CREDIT_S, TokenBucket
@@ -260,34 +261,6 @@ def _inherited_s(pid: int) -> float:
 
 
 # -- cgroups -----------------------------------------------------------------------------------------------
-
-
-def delegated_cgroup(root: Path = Path("/")) -> Path | None:
-    """The nearest cgroup v2 of this process in which it may make others with CPU shares; None without one.
-
-    It may be written to, and has the cpu controller enabled for its children. `root`: the folder of /proc
-    and /sys.
-    """
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-        mounts = (root / "proc/self/mountinfo").read_text().splitlines()
-    except OSError:
-        return None
-    own = next((Path(line[3:]) for line in lines if line.startswith("0::")), None)
-    mount = next((line.split() for line in mounts if " - cgroup2 " in line), None)
-    if own is None or mount is None or not own.is_relative_to(mount[3]) or ".." in own.parts:
-        return None
-    top = root / mount[4].lstrip("/")
-    here = top / own.relative_to(mount[3])
-    for place in (here, *here.parents):
-        with contextlib.suppress(OSError):
-            enabled = (place / "cgroup.subtree_control").read_text().split()
-            # To move a process is to write to the cgroup above both where it is and where it goes.
-            if "cpu" in enabled and os.access(place, os.W_OK) and os.access(place / "cgroup.procs", os.W_OK):
-                return place
-        if place == top:
-            break
-    return None
 
 
 class CgroupShare:

@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from hpcsched.contract import driver, files, variables
 from hpcsched.contract.environment import Environment
@@ -25,6 +26,7 @@ from hpcsched.core.model import Device
 from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.errors import BadEnvironment, LaunchError
 from hpcsched.launch.base import LaunchPlan, RankPlacement
+from hpcsched.launch.containers.choose import contained
 from hpcsched.launch.cpu_shares import CpuShares
 from hpcsched.launch.environment import (
     Rank,
@@ -42,8 +44,11 @@ from hpcsched.launch.placeholders import fill_placeholders
 from hpcsched.launch.ports import Ports
 from hpcsched.launch.shared_memory import Keepers, KeeperTask, SharedMemoryStore
 from hpcsched.launch.spawn import ProcessStart, ignoring_signals, in_directory, set_idle_priority, spawn
+from hpcsched.launch.surroundings import Surroundings
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
+
+T = TypeVar("T")
 
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
@@ -62,6 +67,7 @@ class LocalLauncher:
 
     Args:
         cpus: the cores to pin a device's rank to, or None (`Devices.cpus`).
+        gpu_cores: those for jobs that say how many they need for each GPU (see `CoreSets`).
         device_env, numbered: the variables that show devices to a program (see `Devices`).
         shielded: signals that a batch system sends to all of a job's processes, and that only we
             understand. Workers ignore them, and so does what they start, unless they say otherwise
@@ -80,6 +86,7 @@ class LocalLauncher:
         self,
         *,
         cpus: Callable[[Device], frozenset[int] | None] = lambda device: None,
+        gpu_cores: Sequence[int] = (),
         device_env: Callable[[Sequence[Device]], Mapping[str, str]] = lambda devices: {},
         numbered: Callable[[Sequence[Device]], Mapping[str, str]] = lambda devices: {},
         shielded: frozenset[signal.Signals] = frozenset(),
@@ -97,6 +104,7 @@ class LocalLauncher:
         self._ports = Ports()
         self._shared_memory = SharedMemoryStore()
         self._cpu_shares = CpuShares()
+        self._surroundings = Surroundings(self._environ, gpu_cores)
         self._mps = MpsClients()
         self._keepers = Keepers(self._begin_keeper)
         self._usual, core_sets = self._usual_devices(devices)
@@ -123,16 +131,19 @@ class LocalLauncher:
 
     def ready_for(self, plan: LaunchPlan) -> bool:
         """Whether the plan's interpreter needs no check, or has been checked."""
-        return not (plan.module or plan.arena) or self.interpreters.ready(
-            plan.environment, (plan.job_id, plan.attempt)
-        )
+        who = (plan.job_id, plan.attempt)
+        asked = (plan.module or plan.arena) and not plan.container
+        known = not asked or self.interpreters.ready(plan.environment, who)
+        return self._surroundings.ready_for(plan) and known
 
     def forget(self, job_id: int) -> None:
         """Free the shared memory of a job: it has no next attempt."""
+        self._surroundings.forget(job_id)
         self._shared_memory.forget(job_id)
 
     def keeping(self) -> set[int]:
         """Ids of the jobs whose state of a quick suspend is not durable yet; to be called repeatedly."""
+        self._surroundings.sample()
         return self._keepers.keeping()
 
     def wait_kept(self, timeout_s: float) -> set[int]:
@@ -145,6 +156,7 @@ class LocalLauncher:
             self._zygotes.close()
         self._keepers.close()
         self._cpu_shares.close()
+        self._surroundings.close()
         self._mps.close()
         self._shared_memory.close()
 
@@ -154,11 +166,12 @@ class LocalLauncher:
         if plan.joins is None:
             workers.port = self._ports.take() if placement.port is None else placement.port
         argv, told_by_job = fill_placeholders(plan, placement, address=workers.address, port=workers.port)
-        interpreter = self._interpreter_of(plan)
-        if plan.module and interpreter:
-            argv = (interpreter.python, "-m", plan.module)
+        interpreter = self._prepared(plan, self._interpreter_of)
+        if plan.module and (python := interpreter or plan.container):
+            argv = (python.python, "-m", plan.module)
+        around = self._prepared(plan, self._surroundings.environ)
         env = {
-            **self._environ,
+            **around,
             **self._shown(plan),
             **told_by_job,
             **Environment(
@@ -178,7 +191,10 @@ class LocalLauncher:
         if variables.CUDA_DEVICES in env:
             env |= driver.told(env)
         self._mps.watch(workers, env)
-        program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
+        workers.environ = env
+        program = ""
+        if plan.container is None:
+            program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         descriptors, keeper = {}, self._keeper_of(plan)
         if keeper:
             descriptors[variables.ARENA_FD] = self._shared_memory.take(plan.job_id)
@@ -187,6 +203,7 @@ class LocalLauncher:
         starts = []
         try:
             workers.remove_attempt_files()
+            cores = self._surroundings.cores(plan, groups, self._cores, workers)
             for local, devices in enumerate(groups):
                 rank = Rank(
                     rank=placement.first_rank + local,
@@ -212,10 +229,12 @@ class LocalLauncher:
                         cwd=plan.cwd,
                         output=output,
                         inherited=given,
-                        cores=self._cores(devices),
+                        cores=cores[local],
                         idle=plan.idle,
                     )
                 )
+            if plan.container:
+                starts, workers.leaders_pass_signals = contained(starts, plan, around)
             if keeper and placement.first_rank == 0:
                 (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], keeper, attempt)
@@ -223,19 +242,28 @@ class LocalLauncher:
                 marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
                 workers.after_failure.append(lambda: kill_marked(marks))
             stamp = interpreter.stamp if interpreter else 0
-            self._spawn(starts, workers, module=plan.module, stamp=stamp)
+            # A warm process has loaded its libraries before the modules said where they are.
+            cold = plan.container or (plan.needs and plan.needs.modules)
+            self._spawn(starts, workers, module="" if cold else plan.module, stamp=stamp)
         finally:
             os.close(output)
             workers.close_theirs()
         if plan.share is not None and plan.share < len(starts[0].cores or ()):
             self._hold(plan.share, workers)
+        self._surroundings.hold_memory(plan, workers)
         workers.go()
 
     def _interpreter_of(self, plan: LaunchPlan) -> Interpreter | None:
-        """Raises BadEnvironment, with its line in the job's output too."""
+        if plan.container:
+            return None  # it has a Python of its own
         find = self.interpreters.trainers if plan.module else self.interpreters.programs
+        return find(plan.environment)
+
+    @staticmethod
+    def _prepared(plan: LaunchPlan, prepare: Callable[[LaunchPlan], T]) -> T:
+        """What `prepare` gives. Raises BadEnvironment, with its line in the job's output too."""
         try:
-            return find(plan.environment)
+            return prepare(plan)
         except BadEnvironment as error:
             output = _open_output(plan.output)
             os.write(output, f"hpcsched: {error}\n".encode(errors="replace"))
@@ -284,7 +312,7 @@ class LocalLauncher:
         if all(device.kind == ON_CORES for device in plan.devices):
             threads = str(math.ceil(plan.share or 1))
             return {**CUDA.hidden(), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        shown = self._device_env(plan.devices)
+        shown = self._surroundings.with_threads(plan, self._device_env(plan.devices))
         if launcher_of(plan.argv) is KnownLauncher.DEEPSPEED:  # it calls int() on each name
             shown = {**shown, **self._numbered(plan.devices)}
         if plan.per_rank or launcher_of(plan.argv):

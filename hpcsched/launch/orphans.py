@@ -64,18 +64,33 @@ def _ours(wanted: Callable[[int, int], bool]) -> list[Process]:
     return sorted(found)
 
 
-def end_processes(processes: Iterable[Process], grace_s: float) -> list[Process]:
+def end_processes(
+    processes: Iterable[Process], grace_s: float, *, killed: list[Process] | None = None
+) -> list[Process]:
     """End processes and the process groups they lead; returns those that could not be ended.
 
-    SIGTERM, up to `grace_s` seconds to leave, then SIGKILL and up to KILL_WAIT_S.
+    SIGTERM, up to `grace_s` seconds to leave, then SIGKILL and up to KILLED_WITHIN_S. Those that SIGKILL had
+    to be sent to are added to `killed`.
     """
     targets = _Targets(processes)
     try:
         targets.send(signal.SIGTERM)
         targets.send(signal.SIGCONT)  # a stopped process would see the SIGTERM only when continued
         targets.wait(grace_s)
+        if killed is not None:
+            killed += targets.left()
         targets.send(signal.SIGKILL)
         targets.wait(KILLED_WITHIN_S)
+        return targets.left()
+    finally:
+        targets.close()
+
+
+def wait_for_end(processes: Iterable[Process], within_s: float) -> list[Process]:
+    """Wait until processes have ended, at most `within_s` seconds; returns those that have not."""
+    targets = _Targets(processes)
+    try:
+        targets.wait(within_s)
         return targets.left()
     finally:
         targets.close()

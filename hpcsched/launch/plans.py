@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -104,6 +105,7 @@ def plan_attempt(
     limits = {} if room_mib is None else {variables.LANE_MEMORY_MIB: str(max(1, int(room_mib)))}
     per_gpu = per_gpu or stand_in is not None
     each = spec.processes if isinstance(spec.processes, int) else 1
+    asks = spec.restart.signal if spec.restart else ""
     launcher = None if stand_in is not None else launcher_of(spec.command)
     once = launcher.once if launcher else spec.processes == AUTO
     parallel = per_gpu or (launcher is None and not once and each * spec.nodes > 1)
@@ -114,7 +116,7 @@ def plan_attempt(
         attempt=attempt,
         argv=argv,
         module="hpcsched.worker" if trainer else "",
-        environment=None if stand_in is not None else spec.environment or environment,
+        environment=None if stand_in is not None or spec.container else spec.environment or environment,
         env={**limits, **spec.env, **told},
         cwd=Path(spec.workdir),
         folder=folder,
@@ -124,10 +126,13 @@ def plan_attempt(
         processes=each,
         once=once,
         parallel=parallel,
-        arena=(per_gpu or len(devices) == each == 1) and launcher is None and stand_in is None,
+        arena=(per_gpu or len(devices) == each == 1) and not (launcher or stand_in or spec.container),
         idle=lane == "background" and all(device.kind == "cpu" for device in devices),
         share=seats[0].share if command and seats else None,
+        asks=signal.Signals[asks] if command and asks else None,
+        needs=None if stand_in is not None else spec.needs,
         first_rank=first_rank,
         world_size=None if joins is None else len(seats or gpus),
         joins=joins,
+        container=None if stand_in is not None else spec.container,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -38,6 +40,14 @@ def group_exists(group: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def signal_followers(leader: int, sig: signal.Signals) -> None:
+    """Send a signal to the processes of a group, but not to its leader, which must not have been reaped."""
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
+        if name.isdecimal() and int(name) != leader and (seen := stat(int(name))) and seen.group == leader:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(int(name), sig)
 
 
 def living(groups: Collection[int], processes: Iterable[tuple[int, int]]) -> int:

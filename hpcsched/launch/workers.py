@@ -7,7 +7,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from signal import Signals
 
 from hpcsched.contract import files, variables
 from hpcsched.contract.codec import SMALL_BYTES
@@ -16,8 +17,10 @@ from hpcsched.contract.orders import Order, encode
 from hpcsched.contract.words import Stop
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
+from hpcsched.launch import caught
 from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
-from hpcsched.launch.proc import group_exists, living, stat
+from hpcsched.launch.proc import group_exists, living, signal_followers, stat
+from hpcsched.launch.saved_outside import SaveCommand
 from hpcsched.launch.spawn import lift_idle_priority
 
 LEAVE_SIGNALS = (signal.SIGTSTP, signal.SIGTERM)
@@ -46,6 +49,10 @@ class LocalWorkers:
         self.told_after_s = 0.0
         self.address, self.port = placement.address, placement.port or 0
         """The rendezvous of the ranks."""
+        self.oom, self.over_limit = "", False
+        self.on_failed: Callable[[bool], tuple[str, bool]] = lambda killed: ("", False)
+        """Called when a rank has failed, with whether by a SIGKILL that is not ours: how memory ran out ("":
+        it did not), and whether that was the job's own limit."""
         self.on_held: Callable[[int], object] = lambda attempt: None
         """Called, once all have ended, with the attempt that has left its state in shared memory."""
         self.before_leaving: list[Callable[[], object]] = []
@@ -54,11 +61,17 @@ class LocalWorkers:
         """Called once all have ended, if not with 0 or 75: kill what they left, and return that."""
         self.at_end: list[Callable[[], object]] = []
         """Called once, when all have ended."""
+        self.leaders_pass_signals = True
+        """Whether the ranks' leaders live on when they get a signal; else only what they started gets it."""
         self.kill: Callable[[Collection[int], Collection[int]], object] | None = None
         """Sends SIGKILL, soon, to leaders that have to be prepared for it: by their pids and pidfds."""
         if plan and plan.joins:
             self.address, _, port = plan.joins.rpartition(":")
             self.port = int(port)
+        self.environ: Mapping[str, str] = {}
+        """The environment that they were started with."""
+        self._cwd = str(plan.cwd) if plan else "/"
+        self._saves: SaveCommand | None = None
         self._folder = plan.folder if plan else None
         self._idle = plan is not None and plan.idle
         self._attempts = [plan.attempt] if plan else []  # newest last
@@ -69,6 +82,7 @@ class LocalWorkers:
         self._ended: list[int] = []  # exit codes in order of time
         self._ours: set[int] = set()  # leaders not reaped: nobody else can have their pids
         self._code: int | None = None
+        self._killing = False
         self._killed: list[tuple[int, int]] = []
         """Processes outside of the ranks' groups that were killed when all had ended."""
 
@@ -143,6 +157,7 @@ class LocalWorkers:
         """
         self._look()
         leaving = sig in LEAVE_SIGNALS
+        self._killing |= sig is signal.SIGKILL
         for call in self.before_leaving if leaving else ():
             call()
         if sig is signal.SIGKILL and self.kill is not None and self._ours:
@@ -152,9 +167,50 @@ class LocalWorkers:
             if self._idle and leaving:
                 lift_idle_priority(pid)
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, sig)
+                if self.leaders_pass_signals or sig is signal.SIGKILL:
+                    os.killpg(pid, sig)
+                else:
+                    signal_followers(pid, sig)
         if leaving and self._ours:
             self._write_stop(sig.name)
+
+    def catches(self, sig: Signals) -> bool:
+        """Whether a program of them catches `sig`. Any thread may ask."""
+        return bool(caught.catchers(self.processes, sig))
+
+    def ask_to_save(self, sig: Signals) -> None:
+        """Send `sig` to those programs that catch it; if none does, SIGTERM to all."""
+        self._look()
+        ours = [process for process in self.processes if process[0] in self._ours]
+        # Twice: to be wrong here costs all that it has not saved.
+        told = caught.catchers(ours, sig) or caught.catchers(ours, sig)
+        if not told:
+            self.signal(signal.SIGTERM)
+            return
+        for call in self.before_leaving:
+            call()
+        for pid in self._ours if self._idle else ():
+            lift_idle_priority(pid)
+        caught.send(told, sig)
+        self._write_stop(sig.name)
+
+    def save_by(self, command: Sequence[str], within_s: float) -> None:
+        """Run a command that saves them from outside: `saved_by` has what came of it, once it is over."""
+        self._look()
+        if self._saves is None and self.processes and self._running:
+            for call in self.before_leaving:
+                call()
+            self._saves = SaveCommand(command, self.processes[0][0], self.environ, self._cwd, within_s)
+
+    @property
+    def saving(self) -> bool:
+        """Whether the command of `save_by` is not over yet."""
+        return self._saves is not None and self._saves.result is None
+
+    @property
+    def saved_by(self) -> tuple[int, str] | None:
+        """Exit code and last words of the command of `save_by`; None: there is none, or it is not over."""
+        return self._saves.result if self._saves else None
 
     def remove_attempt_files(self) -> None:
         """Remove the stop and left files of this attempt's number, before it starts. Raises OSError."""
@@ -260,6 +316,9 @@ class LocalWorkers:
                     continue
                 code = found.si_status if found.si_code == os.CLD_EXITED else 128 + found.si_status
                 code = SUSPENDED if self._has_left() else code
+                if code not in (0, SUSPENDED) and not self.oom:
+                    by_others = code == 128 + signal.SIGKILL and not self._killing
+                    self.oom, self.over_limit = self.on_failed(by_others)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(pid, signal.SIGKILL)
             del self._running[pid]

@@ -30,7 +30,7 @@ class FollowProposals:
             if proposal is None or not job.settled or job.spec.background:
                 continue
             least, most = view.limits(job)
-            wanted = proposal.profile.optimal(most, least)
+            wanted = job.fastest(proposal.profile, most, least)
             before, role = proposals.grown.get(job.id, (job.width, Role.PRIMARY))
             facts = {"old": job.width, "batch": proposal.batch}
             found = None
@@ -67,8 +67,8 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
     """The change to what the job wants, or as near to it as there are GPUs, if it pays."""
     gpus = wanted
     if wanted > job.width:
-        have, _ = view.free.pick(wanted, job.spec.nodes, view.hosts_of(job))
-        gpus = profile.optimal(max(have, job.width), job.width)
+        have, _ = view.pick(job, wanted, view.hosts_of(job))
+        gpus = job.fastest(profile, max(have, job.width), job.width)
         if gpus == job.width:
             return None
     gain = profile.rate(gpus) / profile.rate(job.width) - 1
@@ -80,7 +80,7 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
 def _resize(view: View, job: Job, gpus: int, role: str, profile: Profile, reason: Reason) -> Resize | None:
     """The change, unless it costs more than it can still gain."""
     own = view.hosts_of(job)
-    _, hosts = view.free.pick(gpus, job.spec.nodes, own)
+    _, hosts = view.free.pick(gpus, job.spec.nodes, own, view.room(job))
     if not _pays(view, job, gpus, profile, view.switch_s(job, gpus, hosts)):
         return None
     if gpus > job.width:
@@ -97,7 +97,7 @@ def _pays(view: View, job: Job, gpus: int, profile: Profile, cost_s: float) -> b
     if cost_s >= min(stay_s, view.left_s):
         return False
     if gpus < job.width or left == inf:
-        return True
+        return view.worth_changing(job, gpus)
     if min(stay_s, cost_s + then_s) > view.left_s:
         return (view.left_s - cost_s) * then > view.left_s * now
     return cost_s + then_s < stay_s

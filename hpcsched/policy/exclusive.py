@@ -33,9 +33,9 @@ class Exclusive:
         if not empty.left:
             return []
         for job in view.waiting(view.capacity.fits):
-            if not empty.fits(job.spec.gpus_min, job.spec.nodes):
+            if not empty.fits(job.least, job.spec.nodes, view.room(job)):
                 break
-            gpus, hosts = empty.pick(view.limits(job)[1], job.spec.nodes)
+            gpus, hosts = view.pick(job, view.limits(job)[1], free=empty)
             reason = Reason(Why.EXCLUSIVE, {"gpus": gpus})
             decisions.append(Start(job=job, gpus=gpus, hosts=hosts, role=Role.PRIMARY, reason=reason))
             empty = GpusByHost({host: free for host, free in empty.by_host().items() if host not in hosts})

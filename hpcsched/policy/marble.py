@@ -49,12 +49,12 @@ class Marble:
                 continue
             least, most = view.limits(job)
             profile = view.profile(job)
-            wanted = profile.optimal(most, least) if profile else job.width
+            wanted = job.fastest(profile, most, least) if profile else job.width
             if wanted <= job.width:
                 continue
             # Figure 5 promotes a job on 3 GPUs to 4 when 3 come free: its own ones count as available.
             own = view.hosts_of(job)
-            have, hosts = view.free.pick(wanted, job.spec.nodes, own)
+            have, hosts = view.pick(job, wanted, own)
             refusal = self._refusal(view, job, wanted, have, hosts)
             if isinstance(refusal, Reason):
                 decisions.append(Remark(job=job, reason=refusal))
@@ -74,6 +74,9 @@ class Marble:
             return Reason(Why.NOT_READY, {"wanted": wanted})
         cost_s, in_place = view.switch_s(job, wanted, hosts), view.in_place(job, wanted, hosts)
         facts = {"wanted": wanted, "cost": cost_s, "in_place": in_place}
+        unsaved_s = 0.0 if in_place else view.unsaved_s(job)
+        if unsaved_s:
+            facts["unsaved"] = unsaved_s
         too_short = Reason(Why.TIME_TOO_SHORT, {**facts, "left": view.left_s})
         if cost_s >= view.left_s:
             return too_short
@@ -82,7 +85,10 @@ class Marble:
         now, then = time_left(view, job, job.width), time_left(view, job, wanted)
         if now is None or then is None:
             return Reason(Why.WORK_UNKNOWN, {"wanted": wanted})
-        stay_s, costs = now + view.start_left_s(job), said_cost(cost_s, in_place=in_place)
+        stay_s, costs = (
+            now + view.start_left_s(job),
+            said_cost(cost_s, in_place=in_place, unsaved_s=unsaved_s),
+        )
         off_s = lost_s(view, job, wanted, hosts, now, then)
         if min(stay_s, off_s + then) > view.left_s:
             # It ends in a later allocation either way: what counts is how far it gets in this one.
@@ -110,7 +116,7 @@ class Marble:
             elif least == most:
                 wanted, reason = most, Reason(Why.FIXED, {"gpus": most, "hosts": _on_each(job)})
             elif profile:
-                wanted = profile.optimal(most, least)
+                wanted = job.fastest(profile, most, least)
                 facts = {
                     "gpus": wanted,
                     "model": job.spec.model,
@@ -121,10 +127,12 @@ class Marble:
             else:
                 # Unknown: an equal share of what is free, at most half the node.
                 share = min(free.left // waiting // job.spec.nodes, node // 2)
-                wanted = max(least, min(most, share), 1)
+                wanted = job.fitting(max(least, min(most, share), 1))
                 facts = {"gpus": wanted, "model": job.spec.model, "total": node}
                 reason = Reason(Why.NO_PROFILE, facts)
-            gpus, hosts = free.pick(wanted, job.spec.nodes)
+            gpus, hosts = view.pick(job, wanted)
+            if gpus < least:
+                continue  # what suits it is given to others by now
             role = Role.PRIMARY if gpus == wanted else Role.SECONDARY
             if role is Role.SECONDARY:
                 facts = {"gpus": gpus, "wanted": wanted, "model": job.spec.model}

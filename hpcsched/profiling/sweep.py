@@ -26,6 +26,7 @@ from hpcsched.core.model import PER_GPU, JobSpec, Kind
 from hpcsched.core.processes import Because, shape_of
 from hpcsched.core.profile import Profile
 from hpcsched.devices.base import Devices
+from hpcsched.dialects import matching
 from hpcsched.errors import ConfigError, LaunchError
 from hpcsched.launch.base import Launcher
 from hpcsched.profiling.measure import median_and_spread
@@ -58,15 +59,21 @@ def counts_for(spec: JobSpec, devices: Devices, asked: Sequence[int] = ()) -> tu
         raise ConfigError(where=where, key="strategy", got=got, accepted=accepted)
     if spec.nodes > 1:
         raise ConfigError(where=where, key="nodes", got=str(spec.nodes), accepted="1: one host is measured")
+    if spec.restart is not None and (there := matching(spec.restart.checkpoints, Path(spec.workdir))):
+        got, accepted = f"{there[0]} is there", "no checkpoints: what is measured would go on from them"
+        raise ConfigError(where=where, key="checkpoints", got=got, accepted=accepted)
     here = len(devices.inventory())
     shape = shape_of(spec, None, ())
     unknown = shape.because is Because.UNKNOWN
     usable = here if unknown else shape.most or here
     most = min(here, spec.gpus_max or here, usable)
-    counts = tuple(dict.fromkeys(asked)) or tuple(range(spec.gpus_min, most + 1))
+    counts = tuple(dict.fromkeys(asked)) or tuple(range(spec.gpus_min, most + 1, spec.gpus_multiple))
     for count in counts:
         if not 1 <= count <= here:
             raise ConfigError(where="--gpus", got=str(count), accepted=f"1 to {here}: so many are here")
+        if count % spec.gpus_multiple:
+            accepted = f"multiples of {spec.gpus_multiple}, as {spec.name} wants"
+            raise ConfigError(where="--gpus", got=str(count), accepted=accepted)
     if not counts:
         raise ConfigError(
             where=where,
@@ -141,6 +148,10 @@ def sweep(
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     shutil.rmtree(scratch, ignore_errors=True)
+    if spec.restart is not None and (left := matching(spec.restart.checkpoints, Path(spec.workdir))):
+        say(
+            f"its checkpoints are left in {left[0].parent}: a job would go on from them, so remove them first"
+        )
     profile = _profile(spec, results, settings, devices.kind, global_batch, software)
     return MeasuredProfile(profile=profile, samples=tuple(samples))
 

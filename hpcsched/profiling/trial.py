@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -16,10 +17,11 @@ from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.state import State
 from hpcsched.contract.words import Ready
-from hpcsched.core.model import Device, JobSpec
+from hpcsched.core.model import Device, JobSpec, Restart
 from hpcsched.core.processes import shape_of
-from hpcsched.decoding import read_file
+from hpcsched.decoding import read_file, read_tail
 from hpcsched.devices.base import Devices
+from hpcsched.dialects import Reader, matching, progress_of, step_of
 from hpcsched.errors import BadInput, HpcschedError
 from hpcsched.launch.base import Launcher, LaunchPlan, Workers
 from hpcsched.launch.environment import inherited
@@ -36,6 +38,10 @@ TERM_GRACE_S = 10.0
 
 MEMORY_POLL_S = 0.2
 """Seconds between looks at the devices' memory (chosen)."""
+
+OUTPUT_POLL_S = 0.02
+"""Seconds between looks at what a program that knows no contract prints and writes (chosen): as much may be
+wrong with the time of a step."""
 
 
 class TrialFailed(HpcschedError):
@@ -77,6 +83,17 @@ class TrialResult:
     """Its program has said that it can be one of several ranks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """What a program has saved: `args` tell it to go on from there, `unknown` is why `step` is None."""
+
+    step: int | None = None
+    mib: float | None = None
+    global_batch: int | None = None
+    args: tuple[str, ...] = ()
+    unknown: str = f"it saved no {files.STATE} with its step"
+
+
 @dataclass(slots=True, kw_only=True)
 class ScalingTrial:
     """Measures `spec` on `chosen` devices, in a run directory of its own, `folder`, which it makes.
@@ -94,6 +111,8 @@ class ScalingTrial:
     say: Callable[[str], None]
     _memory_before: dict[int, float] = field(default_factory=dict)
     _memory_mib: float | None = None
+    _output: Reader | None = None
+    """What tells the steps of a program that does not tell them by the contract, as long as it does not."""
 
     def run(self) -> TrialResult:
         """Measure; whatever happens, no process is left. Raises TrialFailed, LaunchError."""
@@ -113,20 +132,21 @@ class ScalingTrial:
                 result.suspend_s = self._suspend(workers)
         result.memory_mib = self._memory_mib
         if result.suspend_s is not None:
-            record = self._record()
-            if record is not None:
-                result.checkpoint_mib = _size_mib(record.checkpoint, self._job_dir)
-                result.global_batch = _batch(record)
-            result.resume_s = self._resume(record.step if record else None, rate)
+            saved = self._saved()
+            result.checkpoint_mib, result.global_batch = saved.mib, saved.global_batch
+            result.resume_s = self._resume(saved, rate)
         return result
 
     @property
     def _job_dir(self) -> Path:
         return job_dir(self.folder, 1)
 
-    def _workers(self, attempt: int) -> AbstractContextManager[Workers]:
+    def _workers(self, attempt: int, args: tuple[str, ...] = ()) -> AbstractContextManager[Workers]:
         plan = plan_of(self.spec, self.devices, self.chosen, self.folder, attempt=attempt)
-        return running(self.launcher, plan)
+        if self.spec.restart is not None:
+            output, workdir = output_of(self.folder), Path(self.spec.workdir)
+            self._output = progress_of(self.spec.restart, workdir, output, since=time.time())
+        return running(self.launcher, replace(plan, argv=(*plan.argv, *args)))
 
     def _follow(self, workers: Workers, meter: RateMeter, enough: Callable[[], bool]) -> float:
         """Read progress until there is enough; seconds from now to the first new step."""
@@ -158,7 +178,8 @@ class ScalingTrial:
         if fd is not None:
             poll.register(fd, select.POLLIN)
         while True:
-            ready = {descriptor for descriptor, _ in poll.poll(MEMORY_POLL_S * 1000)}
+            period_s = OUTPUT_POLL_S if self._output else MEMORY_POLL_S
+            ready = {descriptor for descriptor, _ in poll.poll(period_s * 1000)}
             lines: list[bytes] = []
             if fd is not None and fd in ready:
                 data = os.read(fd, 1 << 16)
@@ -172,7 +193,12 @@ class ScalingTrial:
             if time.monotonic() - looked >= MEMORY_POLL_S:
                 self._look_at_memory()
                 looked = time.monotonic()
-            yield [report for line in lines if (report := parse_report(line)) is not None]
+            reports = [report for line in lines if (report := parse_report(line)) is not None]
+            if reports:
+                self._output = None  # the program's own word, and its own clock
+            elif self._output is not None and (seen := self._output.read(time.time())) is not None:
+                reports = [seen]
+            yield reports
 
     def _says_parallel(self) -> bool:
         """What its ready file says, as far as it can be read."""
@@ -183,16 +209,25 @@ class ScalingTrial:
         return word.parallel or word.in_place
 
     def _suspend(self, workers: Workers) -> float | None:
-        """Seconds from SIGTSTP until all ranks have saved and left; None, with a word, if they do not."""
-        if not (self._job_dir / files.ready(1)).exists():
+        """Seconds from the order until all ranks have saved and left; None, with a word, if they do not."""
+        restart = self.spec.restart
+        by_contract = (self._job_dir / files.ready(1)).exists()
+        if not by_contract and restart is None:
             self._no_costs("it does not say that it can be suspended")
             return None
+        before = self._newest()
         asked = time.monotonic()
-        workers.signal(signal.SIGTSTP)
+        if by_contract:
+            workers.signal(signal.SIGTSTP)
+        elif restart is not None and restart.signal and workers.catches(signal.Signals[restart.signal]):
+            workers.ask_to_save(signal.Signals[restart.signal])
+        else:
+            self._no_costs("it saves only as it goes, and not when it is asked to")
+            return None
         wait_ended(workers.pidfds, self.settings.timeout_s)
         gone = time.monotonic()
         code = workers.reap()
-        if code == SUSPENDED:
+        if code == SUSPENDED or (code is not None and not by_contract and self._newest() != before):
             return gone - asked
         if code is None:
             self._no_costs(f"it had not left {self.settings.timeout_s:g} s after it was asked to save")
@@ -200,14 +235,15 @@ class ScalingTrial:
             self._no_costs(f"it ended with exit code {code} when it was asked to save")
         return None
 
-    def _resume(self, from_step: int | None, rate: float) -> float | None:
+    def _resume(self, saved: _Saved, rate: float) -> float | None:
         """Seconds a resumed program needs before its steps go on; None where it recorded no step."""
+        from_step = saved.step
         if from_step is None:
-            self._no_costs(f"it saved no {files.STATE} with its step")
+            self._no_costs(saved.unknown)
             return None
         meter = RateMeter(warmup_s=0.0, seconds=0.0, repeats=1, from_step=from_step)
         try:
-            with self._workers(attempt=2) as workers:
+            with self._workers(attempt=2, args=saved.args) as workers:
                 to_first_step_s = self._follow(workers, meter, lambda: meter.first is not None)
         except TrialFailed as error:
             self._no_costs(f"resumed at step {from_step}, {error}")
@@ -217,12 +253,34 @@ class ScalingTrial:
     def _no_costs(self, why: str) -> None:
         self.say(f"on {self._on()}: not all costs of a restart are known: {why}")
 
-    def _record(self) -> State | None:
-        """What it has saved, where that can be read."""
+    def _saved(self) -> _Saved:
+        """What it has saved, as far as that can be known."""
         try:
-            return State.decode(read_file(self._job_dir / files.STATE, most_bytes=SMALL_BYTES))
+            record = State.decode(read_file(self._job_dir / files.STATE, most_bytes=SMALL_BYTES))
         except (OSError, BadInput):
-            return None
+            record = None
+        if record is not None:
+            size = _size_mib(record.checkpoint, self._job_dir)
+            return _Saved(step=record.step, mib=size, global_batch=_batch(record))
+        restart, newest = self.spec.restart, self._newest()
+        if restart is None or newest is None:
+            return _Saved()
+        path = newest[1]
+        return _Saved(
+            step=step_of(path),
+            mib=_size_mib(str(path), path.parent),
+            args=_told(restart, path),
+            unknown=f"nothing says of which step {path} is",
+        )
+
+    def _newest(self) -> tuple[float, Path] | None:
+        """The newest checkpoint of a program that saves by itself, and when it was written."""
+        restart, found = self.spec.restart, list[tuple[float, Path]]()
+        for path in matching(restart.checkpoints, Path(self.spec.workdir)) if restart else []:
+            last = path / restart.complete if restart and restart.complete else path
+            with contextlib.suppress(OSError):
+                found.append((last.stat().st_mtime, path))
+        return max(found, default=None)
 
     def _memory(self) -> dict[int, float]:
         """Used memory of the chosen devices in MiB, of those that can be measured."""
@@ -250,7 +308,8 @@ class ScalingTrial:
         raise TrialFailed(
             f"on {self._on()}: {what} in {self.settings.timeout_s:g} s; the program has to write lines like"
             f' {{"step": 1, "t": 0.5}} to the descriptor in {variables.PROGRESS_FD},'
-            f" or needs a longer --timeout{self._last_words()}"
+            f" --progress-pattern to find its steps in what it prints, as in 'step (\\d+)',"
+            f" or it needs a longer --timeout{self._last_words()}"
         )
 
     def _on(self) -> str:
@@ -258,8 +317,8 @@ class ScalingTrial:
 
     def _last_words(self) -> str:
         try:
-            text = output_of(self.folder).read_bytes()[-4096:].decode(errors="replace")
-        except OSError:
+            text = read_tail(output_of(self.folder), 4096)
+        except (OSError, BadInput):
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return f"; {output_of(self.folder)} ends: {lines[-1][:200]}" if lines else "; it wrote no output"
@@ -324,6 +383,15 @@ def stop(workers: Workers) -> None:
             workers.signal(signal.SIGKILL)
             wait_ended(workers.pidfds, TERM_GRACE_S)
             workers.reap()
+
+
+def _told(restart: Restart, checkpoint: Path) -> tuple[str, ...]:
+    """The arguments that make a program go on from a checkpoint, on as many devices as it was saved on."""
+    values = {"{checkpoint}": str(checkpoint), "{accumulation}": str(restart.accumulation)}
+    words = list(restart.resume_args)
+    for placeholder, value in values.items():
+        words = [word.replace(placeholder, value) for word in words]
+    return tuple(words)
 
 
 def _overhead(to_first_step_s: float, meter: RateMeter, rate: float) -> float:

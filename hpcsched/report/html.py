@@ -186,7 +186,11 @@ def _job_table(result: Result, efficiencies: Mapping[int, float]) -> _Table:
 _LEFT = {1: "left name", 2: "left", 3: "left"}
 """Columns of text: their classes."""
 
-_KINDS = {JobState.COMPLETED: "good", JobState.FAILED: "bad", JobState.CANCELLED: "gone"}
+_KINDS = {
+    JobState.COMPLETED: "good",
+    JobState.CANCELLED: "gone",
+    **{state: "bad" for state in JobState if state.failed},
+}
 
 
 def _row(cells: Sequence[str], kinds: Mapping[int, str]) -> Sequence[_Cell]:

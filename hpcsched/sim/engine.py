@@ -169,6 +169,9 @@ class Simulation:
                     self._goes_on(run, event)
             elif not self._still_so(event):
                 continue
+            elif isinstance(event, ev.RestartSeen):
+                self._observe(at)
+                event = self._seen_saving(event)
             elif isinstance(event, ev.UsageMeasured):
                 self._observe(at)
                 job = self.machine.run.jobs[event.job_id]
@@ -227,7 +230,8 @@ class Simulation:
             if job.state is JobState.SUSPENDING:
                 free_s = (job.current.signalled_s or now) + course.suspend_s
                 run.course = replace(course, steps=course.from_step)
-                self._will_exit(job.id, run, max(now, free_s), SUSPENDED, course.from_step)
+                at, saved = max(now, free_s), not job.saves_by_itself
+                self._will_exit(job.id, run, at, SUSPENDED, course.from_step, saved=saved)
             elif job.wanted not in ("", "suspend", "drain"):
                 self._end_now(job.id, run)
             else:
@@ -249,7 +253,7 @@ class Simulation:
     def _still_so(self, event: ev.Event) -> bool:
         """Whether an event is to happen by now: what was measured of processes that are not there any more is
         not, and a grace timer of an attempt that is over need not be looked at."""
-        if isinstance(event, ev.UsageMeasured):
+        if isinstance(event, (ev.UsageMeasured, ev.RestartSeen)):
             run = self._runs.get(event.job_id)
             return run is not None and run.attempt == event.attempt and not (run.leaves or run.whole)
         return not isinstance(event, ev.TimerFired) or self._still_wanted(event)
@@ -351,10 +355,22 @@ class Simulation:
         self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
         self._schedule(ev.WorkersSpawned(at=now, job_id=job_id, attempt=run.attempt, processes=()))
         job = self.machine.run.jobs[job_id]
-        in_place = self._truth.resizes_in_place(job)
-        self._schedule(ev.WorkersReady(at=now, job_id=job_id, attempt=run.attempt, in_place=in_place))
+        about: dict[str, Any] = {"job_id": job_id, "attempt": run.attempt}
+        if job.saves_by_itself:
+            self._schedule(ev.RestartSeen(at=now, handles=False, **about))
+        else:
+            in_place = self._truth.resizes_in_place(job)
+            self._schedule(ev.WorkersReady(at=now, in_place=in_place, **about))
         if job.spec.cpus is not None:
             self._measure(job, run, job.current.seats)
+
+    def _seen_saving(self, event: ev.RestartSeen) -> ev.RestartSeen:
+        """What is seen of a program that saves by itself each time that `checkpoint_every` is over."""
+        job, run = self.machine.run.jobs[event.job_id], self._runs[event.job_id]
+        begins, step = run.launched + run.course.start_s, run.course.step_at(event.at - run.launched)
+        self._schedule(replace(event, at=max(event.at, begins) + job.spec.checkpoint_every_s))
+        newer = step > job.current.from_step
+        return replace(event, step=step, saved_at=event.at) if newer else event
 
     def _resize(self, action: Resize, run: _Run) -> None:
         """It trains on while ranks that join are started, stands still at the next step boundary, and goes on
@@ -391,14 +407,15 @@ class Simulation:
     def _suspend(self, job_id: int, run: _Run) -> None:
         whole, since_s = run.whole or run.course, self.machine.run.now - run.launched
         step, free_s = whole.suspend_at(since_s)
-        if run.factor == PAUSED_RATE_SHARE:
+        by_itself = self.machine.run.jobs[job_id].saves_by_itself
+        if run.factor == PAUSED_RATE_SHARE or by_itself:
             step, free_s = whole.step_at(since_s), since_s + whole.suspend_s
         run.leaves = True
         if run.whole and step > run.course.steps:  # it stands still
             step, free_s = run.course.steps, since_s + whole.suspend_s
-        code = 0 if step >= whole.steps else SUSPENDED
+        code = 0 if step >= whole.steps else SIGTERM_EXIT_CODE if by_itself else SUSPENDED
         run.course, run.whole = replace(whole, steps=step), None
-        self._will_exit(job_id, run, run.launched + free_s, code, step)
+        self._will_exit(job_id, run, run.launched + free_s, code, step, saved=not by_itself)
 
     def _end_now(self, job_id: int, run: _Run) -> None:
         """What was not saved is lost."""

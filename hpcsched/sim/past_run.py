@@ -57,7 +57,7 @@ def past_of(machine: Machine, measured: Iterable[Profile] = (), trainings: Colle
     works: dict[int, tuple[JobSpec, Profile | None]] = {}
     rigid = []
     for job in machine.run.jobs.values():
-        if job.state in (JobState.CANCELLED, JobState.FAILED):
+        if job.state is JobState.CANCELLED or job.state.failed:
             left_out[job.id] = CANCELLED if job.state is JobState.CANCELLED else FAILED
         elif job.spec.cpus is not None:
             steps = _steps(job) if job.spec.kind is Kind.TRAINER else None
@@ -157,7 +157,9 @@ def _as_it_went(machine: Machine, job: Job) -> tuple[JobSpec, Profile] | None:
         source="fitted",
     )
     steps = max(1, round(held_s * _RATE))
-    return replace(job.spec, model=model, steps=steps, gpus_min=width, gpus_max=width), profile
+    # What it lost of its own work is in those times.
+    spec = replace(job.spec, model=model, steps=steps, gpus_min=width, gpus_max=width, restart=None)
+    return spec, profile
 
 
 def _leave_out_dependents(machine: Machine, left_out: dict[int, str]) -> None:

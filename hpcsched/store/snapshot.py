@@ -19,6 +19,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Ended, JobState, Progress
+from hpcsched.core.saving import how_suspended
 from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_status
@@ -187,6 +188,7 @@ class SnapshotWriter:
             cores=cores,
             kept=list(machine.run.kept.get(job.id, ())),
             updated=list(machine.run.updated.get(job.id, ())),
+            saves=how_suspended(job, now, machine.estimates.unsaved_s(job)) if job.spec.restart else "",
         )
 
     def _eta_s(self, job: Job, step: int) -> float | None:

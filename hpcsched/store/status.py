@@ -102,7 +102,7 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """A job. `elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is the time
     left, in seconds. `resizes` are those in place. `cores` is for jobs on CPU cores only. `kept`: the keys in
     which the job file last seen differs from the run, `updated`: those that were taken from it since the job
-    ended."""
+    ended. `saves`: how a job that saves by itself is suspended, and what that would cost it now, in words."""
 
     id: int
     name: str
@@ -133,6 +133,7 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     cores: CoresStatus | None = None
     kept: list[str] = []
     updated: list[str] = []
+    saves: str = ""
 
 
 class Status(msgspec.Struct, kw_only=True):

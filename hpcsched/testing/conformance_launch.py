@@ -110,6 +110,16 @@ class LaunchConformance:
         workers.close()
         workers.close()
 
+    def test_asked_by_what_nobody_catches_they_are_told_to_end(self, tmp_path: Path) -> None:
+        workers = self.launched(self.waiting(tmp_path, 2))
+        try:
+            assert not workers.catches(signal.SIGUSR1)
+            workers.ask_to_save(signal.SIGUSR1)
+            assert reaped(workers) == 128 + signal.SIGTERM
+            assert workers.saved_by is None
+        finally:
+            workers.close()
+
     def test_one_process_for_all_devices(self, tmp_path: Path) -> None:
         launcher, wanted = self.ending(tmp_path, [0])
         two = plan(tmp_path, wanted.argv, ranks=2, per_rank=False)

@@ -110,9 +110,9 @@ def check(machine: Machine) -> None:
         assert not (job.id in waiting.queue and late), f"job {job.id} waits twice"
     policy = machine.decisions.policy
     if policy and policy.work_conserving and not machine.deadline.draining and machine.ledger.free:
-        assert not machine.own.queue.any_fits(machine.ledger.free_by_host().fits), (
-            "a GPU idles while a job that fits waits"
-        )
+        fits, meets = machine.ledger.free_by_host().fits, machine.rooms.meets_now()
+        idles = machine.own.queue.any_fits(fits, meets)
+        assert not idles, "a GPU idles while a job that fits waits"
     assert machine.run.unfinished == sum(not j.state.final for j in machine.run.jobs.values())
 
 

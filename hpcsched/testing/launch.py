@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from signal import Signals
 from typing import Any
 
 from hpcsched.contract.exits import SUSPENDED
@@ -70,7 +71,8 @@ class FakeLauncher:
 class FakeWorkers:
     """Ranks that live until `end` or a signal; descriptors are real, so selectors work.
 
-    `told` holds the orders, `expected` the further attempts that they are to become.
+    `told` holds the orders, `expected` the further attempts that they are to become, `save_command` what is
+    to save them from outside. `caught`, `saved_by`: as the test says.
     """
 
     def __init__(self, pids: Sequence[int], script: Script, joins: str | None = None) -> None:
@@ -79,6 +81,8 @@ class FakeWorkers:
         self.held: bytes | None = None
         self.record: bytes | None = None
         self.told_after_s = 0.0
+        self.oom = ""
+        self.over_limit = False
         self.where = joins or f"127.0.0.1:{FIRST_PORT}"
         self.told: list[Mapping[str, Any]] = []
         self.expected: list[int] = []
@@ -88,6 +92,10 @@ class FakeWorkers:
         self.progress_fd, self._write_end = os.pipe()
         os.set_blocking(self.progress_fd, False)
         self.signals: list[signal.Signals] = []
+        self.caught: set[signal.Signals] = set()
+        self.save_command: tuple[str, ...] = ()
+        self.saved_by: tuple[int, str] | None = None
+        self.saving = False
         self.closed = False
         self._script = script
         self._codes: dict[int, int] = {}
@@ -117,6 +125,15 @@ class FakeWorkers:
         if sig in self._script.on_signal:
             for rank in range(len(self.processes)):
                 self.end(rank, self._script.on_signal[sig])
+
+    def catches(self, sig: Signals) -> bool:
+        return sig in self.caught
+
+    def ask_to_save(self, sig: Signals) -> None:
+        self.signal(sig if sig in self.caught else signal.SIGTERM)
+
+    def save_by(self, command: Sequence[str], within_s: float) -> None:
+        self.save_command = tuple(command)
 
     def failed_early(self) -> bool:
         ended = self._codes.values()

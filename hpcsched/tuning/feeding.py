@@ -23,6 +23,8 @@ _ENDED = {
     JobState.COMPLETED: "completed",
     JobState.FAILED: "failed",
     JobState.CANCELLED: "cancelled",
+    JobState.TIMEOUT: "failed",
+    JobState.OUT_OF_MEMORY: "failed",
 }
 
 

@@ -18,7 +18,7 @@ from hpcsched.tuning.space import Space, parse_space
 
 METHODS = ("hyperband", "halving", "random", "grid")
 PACKINGS = ("off", "auto", "knn", "batch", "random")
-DEFAULTS = ("env", "retries", "checkpoint_every", *jobfile.ENVIRONMENTS)
+DEFAULTS = ("env", "retries", "checkpoint_every", *jobfile.ENVIRONMENTS, *jobfile.NEEDS)
 """Keys of a job that [defaults] may give to all jobs of a search."""
 
 MOST_TRIALS = 100_000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from debian import need
 
 HERE = Path(__file__).parent
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
@@ -124,7 +124,7 @@ def brought_up(work: Path, **settings: str) -> Iterator[RealSlurm]:
     """A cluster with these settings of `up`; skips where it cannot be."""
     if os.environ.get("HPCSCHED_TEST_SLURM") == "off":
         pytest.skip("HPCSCHED_TEST_SLURM=off")
-    _install()
+    need(("munged", "slurmctld", "slurmd", "sbatch"), PACKAGES)
     environ = {**os.environ, **settings}
     up = subprocess.run((sys.executable, str(HERE / "up")), env=environ, capture_output=True, text=True)
     if up.returncode != 0:
@@ -168,19 +168,3 @@ def slurm(slurm_cluster: RealSlurm) -> Iterator[RealSlurm]:
     """The cluster, with nothing on it before and after the test."""
     yield slurm_cluster
     slurm_cluster.tidy()
-
-
-def _install() -> None:
-    """Debian's packages, where that is allowed; otherwise skips."""
-    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    if all(shutil.which(name, path=path) for name in ("munged", "slurmctld", "slurmd", "sbatch")):
-        return
-    if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip("no Slurm here: install slurmctld, slurmd, slurm-client and munge")
-    install = ("apt-get", "-y", "install", "--no-install-recommends", *PACKAGES)
-    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for command in (install, ("apt-get", "update"), install):
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
-        if command is install and ended.returncode == 0:
-            return
-    pytest.skip(f"Slurm cannot be installed: {(ended.stderr.strip().splitlines() or ['?'])[-1]}")

@@ -175,7 +175,7 @@ def picture(machine: Machine) -> dict[str, Any]:
             "shape": plain(known_of.shape(job)),
             "launch": plain([view.launch_s(job, on, first=True), view.launch_s(job, on + 1, first=False)]),
             "save": plain(view.save_s(job)),
-            "most": ledger.most_for(job),
+            "most": m.rooms.most_for(job),
             "not beside": plain(list(why_beside(lane_view, job))) if job.spec.background else [],
             "not packed": plain(list(why_packed(pack_view, job))) if packing.used else [],
             "first checkpoint": plain(known_of.first_checkpoint_s(job)),

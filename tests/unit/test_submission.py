@@ -46,7 +46,22 @@ SETS = [
     {"command": ["x"], "python": "python3.12"},
     {"trainer": "a.b:C", "conda": "torch24"},
     {"trainer": "a.b:C", "strategy": {"kind": "ddp", "reproducible": True, "shards": 4}},
+    {"command": ["x"], "time": "2h", "cpus_per_gpu": 4, "memory": "1.5G", "modules": ["cuda/12.4", "gcc"]},
+    {"trainer": "a.b:C", "gpu_type": "H100 NVL", "gpu_memory": "0.04T"},
     {"replay": True, "model": "m", "steps": 5, "output": "%x.out"},
+    {"command": ["x"], "gpus": {"min": 3, "max": 9, "multiple_of": 4}, "restartable": True},
+    {"command": ["x"], "speaks": "transformers", "suspend_signal": "usr1", "checkpoints": "out/*"},
+    {"command": ["x"], "suspend_command": ["save"], "resume_command": ["load"], "suspend_signal": "none"},
+    {
+        "command": ["x"],
+        "checkpoints": ["a", "b"],
+        "resume_args": ["--from={checkpoint}", "{accumulation}"],
+        "accumulation": 8,
+        "saved_exit_codes": [85],
+        "progress_pattern": "step ([0-9]+)",
+    },
+    {"command": ["x"], "batch": "scales"},
+    {"command": ["x"], "speaks": "none"},
 ]
 
 
@@ -96,6 +111,10 @@ WRONG = {
     "background": True,
     "max_foreground_slowdown": 7.0,
     "environment": {"kind": "python", "name": "\0"},
+    "container": {"image": "--privileged"},
+    "needs": {"time_s": -1.0},
+    "gpus_multiple": 0,
+    "restart": {"checkpoints": ["../*"]},
 }
 
 
@@ -104,12 +123,25 @@ def test_every_key_of_a_spec_has_a_wrong_value_here():
 
 
 MORE = [
+    ("needs", {"memory_mib": 1e300}),
+    ("needs", {"memory_mib": -5.0}),
+    ("needs", {"cpus_per_gpu": 0}),
+    ("needs", {"gpu_type": "$(x)"}),
+    ("needs", {"modules": ["--force"]}),
+    ("needs", {"modules": ["a;b"]}),
     ("strategy", {"kind": "vsw", "local_batch": "q"}),
     ("strategy", {"kind": 7}),
     ("strategy", {"kind": "ps", "cpus": 4}),
     ("nodes", -3),
     ("environment", {"kind": "venv", "name": " "}),
     ("gpus_max", 2**70),
+    ("gpus_multiple", 2**70),
+    ("gpus_multiple", 3),
+    ("restart", {"signal": "SIGKILL"}),
+    ("restart", {"complete": "../x"}),
+    ("restart", {"recognised": "a\nb"}),
+    ("restart", {"speaks": "cobol"}),
+    ("restart", {"accumulation": -1}),
     ("args", {"deep": reduce(lambda inner, _: [inner], range(40))}),
 ]
 

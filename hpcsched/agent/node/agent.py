@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from hpcsched.agent.cpu_cores import host_cores
+from hpcsched.agent.cpu_cores import gpu_cores, host_cores
 from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.monitor import Monitor
@@ -58,8 +58,10 @@ class NodeAgent:
     def __init__(self, join: Join, name: str, devices: Devices, connection: HeadConnection) -> None:
         self._join, self._name, self._devices = join, name, devices
         self._inventory = devices.inventory()
+        self._cores = host_cores(devices, name, cpus_per_gpu=join.cpus_per_gpu, granted=join.cpus.get(name))
         self._launcher = LocalLauncher(
             cpus=devices.cpus,
+            gpu_cores=gpu_cores(self._cores),
             device_env=devices.environment,
             numbered=devices.numbered,
             shielded=frozenset(map(signal.Signals, join.shielded)),
@@ -142,9 +144,11 @@ class NodeAgent:
             self._take(data)
         deque(self._deferred.again(), maxlen=0)
         now = time.monotonic()
-        for watcher in self._parts.values():
+        for watcher in list(self._parts.values()):
             for message in watcher.look(now):
                 self._send(message)
+            if watcher.late:
+                self._part_ended(watcher)
         for descriptor, watcher in list(self._muted.items()):
             if now >= watcher.progress_due:
                 del self._muted[descriptor]
@@ -198,12 +202,7 @@ class NodeAgent:
             speed=self._devices.speed,
             address=address_towards(self._join.endpoint),
             wall=time.time(),
-            cores=host_cores(
-                self._devices,
-                self._name,
-                cpus_per_gpu=self._join.cpus_per_gpu,
-                granted=self._join.cpus.get(self._name),
-            ),
+            cores=self._cores,
         )
 
     def _send(self, message: protocol.NodeMessage) -> None:
@@ -235,6 +234,12 @@ class NodeAgent:
             case protocol.Signal(part=part, number=number):
                 if part in self._parts:
                     self._parts[part].workers.signal(signal.Signals(number))
+            case protocol.AskToSave(part=part, number=number):
+                if part in self._parts:
+                    self._parts[part].workers.ask_to_save(signal.Signals(number))
+            case protocol.SaveBy(part=part, command=command, within_s=within_s):
+                if part in self._parts:
+                    self._parts[part].workers.save_by(command, within_s)
             case protocol.Order(part=part, line=line):
                 with contextlib.suppress(BadInput):  # its rank 0 could do nothing with it either
                     for said in orders.decode(line) if part in self._parts else ():
@@ -278,8 +283,10 @@ class NodeAgent:
         if watcher.order.part not in self._parts:
             return  # told together with the rank that ended last
         self._selector.unregister(descriptor)
-        if self._held_back.over(watcher):
-            return
+        if not self._held_back.over(watcher):
+            self._part_ended(watcher)
+
+    def _part_ended(self, watcher: PartWatcher) -> None:
         messages = list(watcher.ended())
         self._look_after_keepers()  # first: else the job seems to hang on nothing any more
         for message in messages:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hpcsched.contract import files
 from hpcsched.contract.codec import SMALL_BYTES
@@ -28,6 +29,12 @@ MAX_RECORD_BYTES = SMALL_BYTES
 
 PROGRESS_PERIOD_S = 0.1
 """How often the progress of rank 0 is read (chosen)."""
+
+CATCHES_PERIOD_S = 1.0
+"""How often it is looked whether a program that saves by itself catches the signal to do so (chosen)."""
+
+SAVING_PERIOD_S = 0.1
+"""How often it is looked whether a command that saves a program from outside is over (chosen)."""
 
 MAX_READS, READ_BYTES = 16, 65536
 """Reads at a time, and bytes of each (chosen): a program that never stops writing must not block us."""
@@ -51,6 +58,10 @@ class PartWatcher:
         self._ready = self._failing = False
         self._living = order.ranks
         self._ready_due = self._record_due = 0.0
+        self._asks = signal.Signals(order.asks) if order.asks else None
+        self._catches, self._catches_due = False, now if order.asks else float("inf")
+        self._saved_by: tuple[int, str] | None = None
+        self._late = False
         self._mtime_ns = 0
         self.progress_due = now
         """The time to read the progress descriptor again (monotonic clock)."""
@@ -70,7 +81,15 @@ class PartWatcher:
             self._awaits, self._soon, self._ready_due = True, now + READY_FAST_POLL_FOR_S, now
 
     def look(self, now: float) -> Iterator[protocol.NodeMessage]:
-        """Messages about what no descriptor reports: the answers of rank 0, STATE.json."""
+        """Messages about what no descriptor reports: the answers of rank 0, STATE.json, handlers."""
+        if self._asks and now >= self._catches_due:
+            self._catches_due = now + CATCHES_PERIOD_S
+            if (catches := self.workers.catches(self._asks)) != self._catches:
+                self._catches = catches
+                yield protocol.Catches(self._part, catches)
+        if (saved_by := self.workers.saved_by) != self._saved_by and saved_by:
+            self._saved_by = saved_by
+            yield protocol.SavedBy(self._part, *saved_by)
         if not self._first:
             return
         if self._awaits and now >= self._ready_due:
@@ -86,9 +105,12 @@ class PartWatcher:
 
     def due(self) -> float:
         """The time of the next `look` (monotonic clock); infinity if none is needed."""
+        if self.workers.saving or self._saved_by != self.workers.saved_by or self._late:
+            return time.monotonic() + SAVING_PERIOD_S
         if not self._first:
-            return float("inf")
-        return min(self._ready_due, self._record_due) if self._awaits else self._record_due
+            return self._catches_due
+        due = min(self._record_due, self._catches_due)
+        return min(self._ready_due, due) if self._awaits else due
 
     def _answer(self) -> Iterator[protocol.NodeMessage]:
         for name, message in _ANSWERS.items() if self._awaits else ():
@@ -126,9 +148,17 @@ class PartWatcher:
             chunks.append(data)
         return [protocol.Progressed(self._part, b"".join(chunks))] if chunks else [], more
 
+    @property
+    def late(self) -> bool:
+        """Whether `ended` is to be called again: its end waited for the command that saves it."""
+        return self._late and not self.workers.saving
+
     def ended(self) -> Iterator[protocol.NodeMessage]:
         """Messages after a rank's end: how many live, and whether it failed; or that all have ended."""
         code = self.workers.reap()
+        self._late = code is not None and self.workers.saving
+        if self._late:
+            return
         if code is None:
             if self.workers.living != self._living:
                 self._living = self.workers.living
@@ -138,16 +168,20 @@ class PartWatcher:
                 yield protocol.Failing(self._part)
             return
         yield from self.progress(time.monotonic())[0]
+        oom: dict[str, Any] = {"oom": self.workers.oom, "over_limit": self.workers.over_limit}
         if not self._first:
-            yield protocol.Exited(self._part, code)
+            yield protocol.Exited(self._part, code, **oom)
             return
         yield from self._answer()
         # Read after what is held: whoever makes that durable writes the record first.
-        yield protocol.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held)
+        yield protocol.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held, **oom)
 
     def ask_to_save(self) -> None:
-        """Send SIGTSTP if the program has made its ready file, else SIGTERM."""
-        self.workers.signal(signal.SIGTSTP if self.ready else signal.SIGTERM)
+        """Send SIGTSTP if the program has made its ready file, the signal that it saves on, or SIGTERM."""
+        if self._asks and not self.ready:
+            self.workers.ask_to_save(self._asks)
+        else:
+            self.workers.signal(signal.SIGTSTP if self.ready else signal.SIGTERM)
 
 
 def sweep_answers(folder: Path, attempt: int) -> None:

@@ -20,7 +20,8 @@ from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import JobSpec, PythonEnvironment
+from hpcsched.core.model import JobSpec, JobState, PythonEnvironment
+from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import Status, age_s, read_status
@@ -107,7 +108,7 @@ def retry(
         raise click.UsageError("name jobs, or give --failed")
     rundir = find_run(ctx, dir_)
     status = read_status(rundir)
-    chosen = [job for job in status.jobs if job.state == "FAILED"] if failed else select(status, jobs)
+    chosen = [job for job in status.jobs if JobState(job.state).failed] if failed else select(status, jobs)
     if not chosen:
         raise HpcschedError("no job has failed")
     command = Command(command="retry", targets=[job.id for job in chosen], from_scratch=from_scratch)
@@ -217,6 +218,8 @@ def submit(
     answer = _ask(rundir, command) if living else _leave(rundir, command, taken)
     for doubt in doubts:
         click.echo(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
+    for line in what_was_recognised(jobs):
+        click.echo(f"hpcsched: {line}", err=True)
     outcomes = answer.outcomes or [""] * len(jobs)
     for job_id, spec, outcome in zip(answer.ids, jobs, outcomes, strict=True):
         if outcome:

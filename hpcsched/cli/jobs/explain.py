@@ -14,7 +14,9 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState, Kind, Role
+from hpcsched.core.needs import said_time
 from hpcsched.core.plan import Plan
+from hpcsched.core.saving import how_suspended
 from hpcsched.errors import NoSuchRun, UnknownJob
 
 
@@ -45,7 +47,8 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
     if found.state.active and found.current.why:
         reason = found.current.why
     on_cores = cores_status(found)
-    following = what_is_next(machine, found)
+    following, needs = what_is_next(machine, found), _needs(machine, found)
+    saves = how_suspended(found, machine.run.now, machine.estimates.unsaved_s(found))
     processes = machine.estimates.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
     if as_json:
         story = [
@@ -66,6 +69,8 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
             "role": found.role,
             "gpus": list(found.current.gpus) if found.state.active else [],
             "processes": str(processes) if processes else None,
+            "saves": saves or None,
+            "needs": needs or None,
             "next": following,
             "story": story,
             **({"cores": on_cores} if on_cores else {}),
@@ -77,14 +82,33 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
         say(f"  because: {reason}")
     for line in [*about_batches.as_it_is(rundir, found.id), *about_cpu.as_it_is(on_cores)]:
         say(f"  now: {line}")
+    if saves:
+        say(f"  saving: {saves}")
     if processes:
         say(f"  processes: {processes}")
+    for line in needs:
+        say(f"  needs: {line}")
     for line in following:
         say(f"  next: {line}")
     say("story (time into the run):")
     for note in found.story:
         say(f"  {clock(note.at):>10}  {note.reason}")
     return code_of(rundir)
+
+
+def _needs(machine: Machine, job: Job) -> list[str]:
+    """What a job needs besides a number of GPUs, and how long it may still run."""
+    needs = job.spec.needs
+    if needs is None:
+        return []
+    lines = [str(needs)] if needs.places else []
+    if needs.modules:
+        lines.append(f"modules {', '.join(needs.modules)}")
+    left_s = job.time_left_s(machine.run.now)
+    if needs.time_s is not None and left_s is not None:
+        left = "" if job.state.final else f", of which {clock(max(0.0, left_s))} are left"
+        lines.append(f"at most {said_time(needs.time_s)} of running time{left}")
+    return lines
 
 
 def _where(job: Job) -> str:
@@ -146,9 +170,23 @@ def _changes(machine: Machine, job: Job) -> list[str]:
         at, gpus = change
         what = f"go to {_count(job, gpus)}" if gpus else "save and wait"
         lines.append(f"planned to {what} at {clock(at)} into the run")
-    if not job.ready:
+    if not job.ready and job.saves_by_itself:
+        lines.append("it has not been seen yet to save by itself: until then it keeps what it has")
+    elif not job.ready:
         lines.append("it has not said yet that it can be suspended: until it does it keeps what it has")
-    return lines
+    return [*lines, *_same_batch(machine, job)]
+
+
+def _same_batch(machine: Machine, job: Job) -> list[str]:
+    """The counts to which its global batch binds a running job."""
+    if not job.keeps_batch:
+        return []
+    counts = [gpus for gpus in range(1, machine.rooms.most_for(job) + 1) if job.allows(gpus)]
+    what = f"is neither promoted nor shrunk: it began on {_count(job, job.width)}"
+    if counts != [job.width]:
+        what = f"may have {', '.join(map(str, counts))} GPUs"
+    allow = 'batch = "scales" in its job file lets it change'
+    return [f"{what}, on others its global batch would be another one ({allow})"]
 
 
 def _no_better(machine: Machine) -> list[str]:
@@ -183,7 +221,7 @@ def _jobs_before(machine: Machine, job: Job) -> int:
 
 def _wants(machine: Machine, job: Job) -> str:
     """The GPUs that the policy will give a waiting job, as far as that is decided."""
-    plan, (least, most) = _plan(machine), job.limits(machine.ledger.most_for(job))
+    plan, (least, most) = _plan(machine), job.limits(machine.rooms.most_for(job))
     if least == most:
         return _count(job, most)
     if plan and plan.rule == "list":
@@ -235,8 +273,8 @@ def _promotes(machine: Machine) -> str:
 
 def _fastest(machine: Machine, job: Job) -> int | None:
     """The job's fastest count on each of its hosts, by what MARBLE goes by; None if it is not known."""
-    profile, (least, most) = machine.estimates.profile(job), job.limits(machine.ledger.most_for(job))
-    return profile.optimal(most, least) if profile and least <= most else None
+    profile, (least, most) = machine.estimates.profile(job), job.limits(machine.rooms.most_for(job))
+    return job.fastest(profile, most, least) if profile and least <= most else None
 
 
 def _count(job: Job, gpus: int) -> str:

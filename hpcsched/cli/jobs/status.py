@@ -60,6 +60,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%B": ("BATCH", lambda j: about_batches.batch(j)),
     "%W": ("WORKERS", lambda j: about_cpu.counts(j) or about_batches.workers(j)),
     "%y": ("SIMILARITY", lambda j: about_batches.similarity(j)),
+    "%k": ("SAVES", lambda j: j.saves or "-"),
     "%n": ("NOISE", lambda j: about_batches.noise_scale(j)),
     "%R": ("NODELIST(REASON)", lambda j: where(j)),
 }

@@ -35,7 +35,7 @@ _ORDER = {
     JobState.PENDING: 4,
     JobState.HELD: 5,
 }
-_ORDER_OF_COUNTS = (*_ORDER, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+_ORDER_OF_COUNTS = (*_ORDER, *(state for state in JobState if state.final))
 
 
 @click.command()

@@ -21,7 +21,7 @@ from hpcsched.cli.profile.stored import (
     profile_database,
 )
 from hpcsched.cli.run.environments import environment_options, filled_in
-from hpcsched.errors import ConfigError
+from hpcsched.errors import BadInput, ConfigError
 
 if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec, PythonEnvironment
@@ -58,6 +58,12 @@ class _WithCommand(click.Command):
     default="auto",
     help="Processes of a command on each host: auto, per-gpu (one for each GPU), or a number.",
 )
+@click.option(
+    "--progress-pattern",
+    metavar="PATTERN",
+    help="Find the steps of a command in what it prints, as in 'step (\\d+)'; default: as the job file"
+    " says, or as its framework is known to print them.",
+)
 @click.option("--model", help="The profile's key; default: the job's model, or the program's name.")
 @click.option("--devices", metavar="SPEC", default="auto", envvar="HPCSCHED_DEVICES", show_default=True)
 @click.option(
@@ -86,6 +92,7 @@ def run(
     trainer: str | None,
     arguments: str | None,
     processes: str,
+    progress_pattern: str | None,
     model: str | None,
     devices: str,
     gpus: str | None,
@@ -103,9 +110,10 @@ def run(
 ) -> None:
     """Measure throughput on 1..N devices, start, suspend and resume times, and keep them.
 
-    The program must report its progress: lines like {"step": 1, "t": 0.5} on the descriptor in
-    HPCSCHED_PROGRESS_FD (trainers do). Each count is launched once: after the warm-up, --repeats windows of
-    --seconds each; then, if the program can be suspended, it is, and it is resumed.
+    The program reports its progress by lines like {"step": 1, "t": 0.5} on the descriptor in
+    HPCSCHED_PROGRESS_FD (trainers do), or it is seen in what it prints or writes. Each count
+    is launched once: after the warm-up, --repeats windows of --seconds each; then, if the program can be
+    suspended, it is, and it is resumed.
     """
     import socket
 
@@ -124,6 +132,8 @@ def run(
     if model is not None and len(specs) > 1:
         raise click.UsageError(f"--model names one profile, {jobs} has {len(specs)} models: add --job NAME")
     specs = filled_in((replace(one, model=model or one.model) for one in specs), environment)
+    if progress_pattern is not None:
+        specs = [_followed(one, progress_pattern) for one in specs]
     settings = TrialSettings(
         seconds=seconds, repeats=repeats, warmup_s=warmup, timeout_s=timeout, costs=costs
     )
@@ -181,6 +191,21 @@ def _from_words(
     name = trainer.rpartition(":")[2] if trainer else _program_name(list(command))
     table = {"schema": 1, "job": [{"name": "profiled", "model": name, **what}]}
     return jobfile.parse(table, where="profile run", workdir=Path.cwd()).jobs[0]
+
+
+def _followed(spec: JobSpec, pattern: str) -> JobSpec:
+    """A job whose steps are found in its output by this pattern. Raises ConfigError."""
+    from hpcsched.core.model import Kind, Restart
+    from hpcsched.dialects import step_pattern
+
+    where = "--progress-pattern"
+    if spec.kind is not Kind.COMMAND:
+        raise ConfigError(where=where, got=f"{spec.name} with a trainer", accepted="a job with a command")
+    try:
+        step_pattern(pattern)
+    except BadInput as error:
+        raise ConfigError(where=where, got=repr(pattern), accepted=str(error)) from error
+    return replace(spec, restart=replace(spec.restart or Restart(signal=""), progress_pattern=pattern))
 
 
 def _program_name(command: Sequence[str]) -> str:

@@ -147,12 +147,15 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
             f", {k} {'not finite' if v is None else f'{v:.4g}'}" for k, v in job.metrics.items()
         )
         return f"completed{metrics}{bad}"
+    if job.reason and job.reason.why in (Why.TIME_LIMIT, Why.OUT_OF_MEMORY):
+        return f"ended: {job.reason}"
     if event.code == SUSPENDED and not bad:
         return f"saved at step {job.saved_step}"
     again = "" if job.state.final else "; starts again"
     if again and job.saved_step is not None:
         again = f"; goes on from step {job.saved_step}"
-    detail = f": {event.detail}" if event.detail else bad
+    said = f"out of memory: {event.oom}" if event.oom else event.detail
+    detail = f": {said}" if said else bad
     if event.code == 0:
         detail = ", as it was told to end: that counts as no completion"
     if job.reason and job.reason.why is Why.SAME_FAILURE:

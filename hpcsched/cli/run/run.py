@@ -34,7 +34,7 @@ from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, PythonEnvironment
+from hpcsched.core.model import PythonEnvironment
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
 
@@ -360,7 +360,7 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[s
             click.echo("\nthis run, and what others would have taken (simulated with the same profiles):")
             click.echo(comparison_table(results, width=width))
     for job in machine.run.jobs.values():
-        if job.state is JobState.FAILED:
+        if job.state.failed:
             _tell_failure(life, job.id)
     if life.exit_code == 130:
         left = machine.run.unfinished

@@ -10,6 +10,7 @@ from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.model import Role
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.resources.rooms import Rooms
 from hpcsched.core.run import Run
 from hpcsched.core.transitions.outcome import Outcome
 
@@ -22,9 +23,9 @@ class OwnGpus(Mechanism):
     listed = True
     planned = True
 
-    def __init__(self, run: Run, out: Outcome, ledger: Ledger) -> None:
+    def __init__(self, run: Run, out: Outcome, ledger: Ledger, rooms: Rooms) -> None:
         super().__init__()
-        self._run, self._out, self._ledger = run, out, ledger
+        self._run, self._out, self._ledger, self._rooms = run, out, ledger, rooms
         self.holder: dict[int, int] = {}
         """By GPU the job that holds it."""
 
@@ -32,16 +33,19 @@ class OwnGpus(Mechanism):
         return True
 
     def enqueue(self, job: Job) -> None:
-        self.queue.add(job.id, arrival=job.submit_s, need=job.spec.gpus_min, nodes=job.spec.nodes)
+        needs = job.spec.needs.placing if job.spec.needs else None
+        self.queue.add(job.id, arrival=job.submit_s, need=job.least, nodes=job.spec.nodes, needs=needs)
 
     def waiting_reason(self, job: Job) -> Reason:
         plan, free = self._run.plan, len(self._ledger.free)
         planned = plan is not None and plan.rule != "marble" and job.id in plan.order
-        if planned and self._ledger.free_by_host().fits(job.spec.gpus_min, job.spec.nodes):
+        if planned and self._rooms.starts_now(job):
             return Reason(Why.PLAN, {"free": free})
-        if self.queue.first() == job.id:
+        needs = str(job.spec.needs or "")
+        if self.queue.first() == job.id or (needs and not self._rooms.starts_now(job)):
             hosts = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
-            return Reason(Why.RESOURCES, {"need": job.spec.gpus_min, "hosts": hosts, "free": free})
+            hosts += f" ({needs})" if needs else ""
+            return Reason(Why.RESOURCES, {"need": job.least, "hosts": hosts, "free": free})
         return Reason(Why.PRIORITY)
 
     # --- leases -----------------------------------------------------------------------------

@@ -6,9 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
 from typing import Any
 
 from hpcsched.core.model import Device
+from hpcsched.core.needs import Needs
 
 Fits = Callable[[int, int], bool]
 """Whether so many GPUs could be had on each of so many hosts."""
+
+PRETENDED = ("replay", "simulated")
+"""Kinds of GPUs that are not there: each stands for whatever a job needs."""
+
+
+def suits(needs: Needs | None, device: Device) -> bool:
+    """Whether a job with these needs can use a device."""
+    if needs is None or device.kind in PRETENDED:
+        return True
+    return needs.suits(device.kind, device.memory_mib)
 
 
 class FreeGpus(MutableSet[int]):
@@ -67,37 +78,44 @@ class GpusByHost:
         self.left = sum(self._gpus.values())
         """GPUs left on all hosts together."""
 
-    def most(self, nodes: int, own: Mapping[str, int] | None = None) -> int:
-        """The largest count that can be had on each of `nodes` hosts; `own` counts as there too."""
+    def most(
+        self, nodes: int, own: Mapping[str, int] | None = None, room: Mapping[str, int] | None = None
+    ) -> int:
+        """The largest count that can be had on each of `nodes` hosts; `own` counts as there too.
+        `room`: at most so many can be used on a host, what is `own` included (None: all)."""
         if nodes > len(self._gpus):
             return 0
-        if nodes == 1 and not own:
+        if nodes == 1 and not own and room is None:
             return max(self._gpus.values(), default=0)
-        return sorted(self._counts(own), reverse=True)[nodes - 1]
+        return sorted(self._counts(own, room), reverse=True)[nodes - 1]
 
     def by_host(self) -> dict[str, int]:
         """The GPUs left on each host."""
         return dict(self._gpus)
 
-    def fits(self, count: int, nodes: int) -> bool:
+    def fits(self, count: int, nodes: int, room: Mapping[str, int] | None = None) -> bool:
         """Whether `nodes` hosts have `count` GPUs each."""
-        return self.most(nodes) >= count
+        return self.most(nodes, room=room) >= count
 
     def pick(
-        self, wanted: int, nodes: int, own: Mapping[str, int] | None = None
+        self,
+        wanted: int,
+        nodes: int,
+        own: Mapping[str, int] | None = None,
+        room: Mapping[str, int] | None = None,
     ) -> tuple[int, tuple[str, ...]]:
         """How many GPUs of `wanted` can be had on each of `nodes` hosts, and on which; (0, ()) for none.
 
         Of the hosts that have them: the job's own first, which keep its data in their caches; then the
         fullest, so that the large holes stay; then in their order.
         """
-        count = min(wanted, self.most(nodes, own))
+        count = min(wanted, self.most(nodes, own, room))
         if count < 1:
             return 0, ()
         own = own or {}
         enough = [
             (host not in own, gpus, i, host)
-            for i, (host, gpus) in enumerate(zip(self._gpus, self._counts(own), strict=True))
+            for i, (host, gpus) in enumerate(zip(self._gpus, self._counts(own, room), strict=True))
             if gpus >= count
         ]
         chosen = sorted(enough)[:nodes]
@@ -116,7 +134,10 @@ class GpusByHost:
             self._gpus[host] += count
             self.left += count
 
-    def _counts(self, own: Mapping[str, int] | None) -> Iterable[int]:
+    def _counts(self, own: Mapping[str, int] | None, room: Mapping[str, int] | None = None) -> Iterable[int]:
+        if room is not None:
+            own = own or {}
+            return [min(gpus + own.get(host, 0), room.get(host, 0)) for host, gpus in self._gpus.items()]
         if not own:
             return self._gpus.values()
         return [gpus + own.get(host, 0) for host, gpus in self._gpus.items()]

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Mechanism
-from hpcsched.core.model import Device, JobSpec, Role
+from hpcsched.core.model import Device, HostCores, JobSpec, Role
+from hpcsched.core.needs import Needs
 from hpcsched.core.resources.gpus import FreeGpus, GpusByHost
 
 M = TypeVar("M", bound=Mechanism)
@@ -29,6 +30,14 @@ class Ledger:
         """By lost device, why."""
         self._lost_devices: dict[int, Device] = {}
         self.free = FreeGpus({}, ())
+        self.host_cores: Mapping[str, HostCores] = {}
+        """By host its cores and memory, as far as they are known."""
+        self.picky: tuple[Needs, ...] = ()
+        """The different needs of jobs of the run that cannot use every GPU."""
+        self.counts_cores = False
+        """Whether a job of the run has said how many cores it needs for each GPU."""
+        self.has_needs = False
+        """Whether a job of the run needs more than a number of GPUs."""
         self.mechanisms: tuple[Mechanism, ...] = ()
         """All of them, GPUs of one's own first."""
         self._used: list[Mechanism] = []
@@ -55,8 +64,9 @@ class Ledger:
 
     # --- devices ----------------------------------------------------------------------------
 
-    def begin_life(self, devices: Iterable[Device]) -> None:
-        """Begin with these devices; nobody holds any."""
+    def begin_life(self, devices: Iterable[Device], cores: Iterable[HostCores] = ()) -> None:
+        """Begin with these devices, and these cores and memory of their hosts; nobody holds any."""
+        self.host_cores = {host.host: host for host in cores}
         self.lost, self._lost_devices = {}, {}
         healthy = {device.index: device for device in devices}
         self._have(healthy, healthy)
@@ -79,6 +89,15 @@ class Ledger:
     def _have(self, devices: dict[int, Device], free: Iterable[int]) -> None:
         self.devices, self.free = devices, FreeGpus(devices, free)
         self._healthy = self.by_host(devices)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """The hosts of the devices, in order."""
+        return tuple(self._healthy)
+
+    def gpus_on(self, host: str) -> int:
+        """How many GPUs of a host are healthy."""
+        return self._healthy.get(host, 0)
 
     def take(self, gpu: int) -> None:
         """Give a free device to somebody."""
@@ -109,14 +128,15 @@ class Ledger:
         """How many of the healthy GPUs of a running job's attempt lie on which host."""
         return self.by_host(job.current.gpus)
 
-    def most_for(self, job: Job) -> int:
-        """The GPUs that a job's hosts could each give it, were they all free."""
-        return self.capacity().most(job.spec.nodes)
-
     # --- mechanisms -------------------------------------------------------------------------
 
     def use(self, spec: JobSpec) -> None:
-        """Note the mechanisms that such a job needs."""
+        """Note the mechanisms that such a job needs, and what of its needs is counted from now on."""
+        if (needs := spec.needs) is not None and needs.places:
+            self.has_needs = True
+            self.counts_cores |= needs.cpus_per_gpu is not None
+            if needs.picky and needs not in self.picky:
+                self.picky = (*self.picky, needs)
         for one in self._unused:
             if one.needed_by(spec):
                 one.used = True
@@ -150,6 +170,10 @@ class Ledger:
             if one.has(job):
                 return one
         return self._own
+
+    def owns(self, job: Job) -> bool:
+        """Whether the job holds GPUs of its own."""
+        return self.holds_by(job) is self._own
 
     # --- leases -----------------------------------------------------------------------------
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
+from hpcsched.core.needs import Needs
 from hpcsched.core.resources.gpus import Fits
 
 Entry = tuple[float, int, int]
 """(arrival, job id, ticket): FIFO by arrival, then by id; the ticket tells a stale entry."""
 
+Meets = Callable[[int, int, Needs | None], bool]
+"""Whether needs are met for so many GPUs on each of so many hosts."""
+
+
+def _could(key: tuple[int, int, Needs | None], fits: Fits, meets: Meets | None) -> bool:
+    count, nodes, needs = key
+    return fits(count, nodes) and (meets is None or meets(count, nodes, needs))
+
 
 class WaitingQueue:
-    """Waiting jobs, one heap for each smallest acceptable (GPU count on each host, number of hosts).
+    """Waiting jobs, one heap for each smallest acceptable (GPU count on each host, number of hosts, needs).
 
     Adding costs O(log n), removing O(1); a walk costs O(log n) for each job it yields, whatever
     the number of jobs that are too large for the free GPUs (MARBLE section V-C: the cost of a
@@ -20,7 +29,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heaps: dict[tuple[int, int], list[Entry]] = {}
+        self._heaps: dict[tuple[int, int, Needs | None], list[Entry]] = {}
         self._tickets: dict[int, int] = {}
         self._issued = 0
 
@@ -30,11 +39,14 @@ class WaitingQueue:
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._tickets
 
-    def add(self, job_id: int, *, arrival: float, need: int, nodes: int = 1) -> None:
-        """Put a job in; `need` is the smallest GPU count, on each of `nodes` hosts, it can start on."""
+    def add(
+        self, job_id: int, *, arrival: float, need: int, nodes: int = 1, needs: Needs | None = None
+    ) -> None:
+        """Put a job in; `need` is the smallest GPU count, on each of `nodes` hosts, it can start on, `needs`
+        what matters of these hosts and GPUs."""
         self._issued += 1
         self._tickets[job_id] = self._issued
-        heappush(self._heaps.setdefault((need, nodes), []), (arrival, job_id, self._issued))
+        heappush(self._heaps.setdefault((need, nodes, needs), []), (arrival, job_id, self._issued))
 
     def remove(self, job_id: int) -> None:
         """Take a job out if it is in; its entry goes when it reaches the top of its heap."""
@@ -50,18 +62,20 @@ class WaitingQueue:
         heads = [head for heap in self._heaps.values() if (head := self._head(heap))]
         return min(heads)[1] if heads else None
 
-    def any_fits(self, fits: Fits) -> bool:
+    def any_fits(self, fits: Fits, meets: Meets | None = None) -> bool:
         """Whether some waiting job could start."""
-        return any(fits(*key) for key, heap in self._heaps.items() if self._head(heap))
+        return any(_could(key, fits, meets) for key, heap in self._heaps.items() if self._head(heap))
 
-    def walk(self, fits: Fits) -> Iterator[int]:
-        """Waiting jobs in order that could start; `fits` is asked anew before each."""
+    def walk(self, fits: Fits, meets: Meets | None = None) -> Iterator[int]:
+        """Waiting jobs in order that could start; `fits` is asked anew before each. `meets`: whether
+        needs are met (None: all are)."""
         passed: list[tuple[list[Entry], Entry]] = []
         try:
             while True:
                 best: list[Entry] | None = None
                 for key, heap in self._heaps.items():
-                    if self._head(heap) and (best is None or heap[0] < best[0]) and fits(*key):
+                    first = self._head(heap) and (best is None or heap[0] < best[0])
+                    if first and _could(key, fits, meets):
                         best = heap
                 if best is None:
                     return

@@ -10,6 +10,7 @@ from typing import Any
 from hpcsched.core.actions import Launch, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobState
+from hpcsched.core.needs import said_time
 from hpcsched.core.processes import Because
 from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
@@ -19,6 +20,19 @@ from hpcsched.core.transitions.deadline import Deadline
 from hpcsched.core.transitions.estimates import Estimates
 from hpcsched.core.transitions.outcome import Outcome
 from hpcsched.core.transitions.waiting import Waiting
+
+MOST_GRACES = 20
+"""Grace times after which an attempt that is still writing a checkpoint is ended all the same (chosen): ten
+minutes where the grace time is the usual half."""
+
+TIME = "time"
+"""What is wanted of a job whose time limit is over; the kind of the timer, too."""
+
+
+def time_limit(job: Job, how: str = "") -> Reason:
+    """That the time limit of a job is over."""
+    assert job.spec.needs and job.spec.needs.time_s is not None
+    return Reason(Why.TIME_LIMIT, {"limit": said_time(job.spec.needs.time_s), "how": how})
 
 
 class Attempts:
@@ -46,10 +60,16 @@ class Attempts:
         job.attempt += 1
         job.role, job.target, job.ready, job.in_place, job.wanted = target.role, None, False, False, ""
         job.processes, job.rate, job.timers = (), None, NOTHING
+        if job.spec.restart is not None:
+            job.has_saved(handles=False, asked=-1)
         if job.started_s is None:
             job.started_s = self._run.now
         self._begin(job, target, job.step)
         self._choose_processes(job)
+        if not job.same_batch(job.width):
+            first = job.traits.saves.width
+            self._out.note(job, Reason(Why.OTHER_COUNT, {"gpus": job.width, "first": first}))
+            job.has_saved(width=job.width)
         self._out.set_state(job, JobState.STARTING)
         self._run.enter(job)
         self._met(job)
@@ -58,6 +78,7 @@ class Attempts:
         resume = job.saved_step is not None
         how = {"per_gpu": job.traits.per_gpu, "seats": target.seats, "anew": job.traits.anew}
         self._out.do(Launch, job, gpus=target.gpus, role=target.role, resume=resume, **how)
+        self._limit_time(job)
 
     def _begin(self, job: Job, target: Target, step: int) -> Attempt:
         """The job's next attempt, from this step on."""
@@ -90,6 +111,12 @@ class Attempts:
         if self._ledger.by_role(job.role).listed:
             self._run.unlist_running(job)
 
+    def _limit_time(self, job: Job) -> None:
+        """Watch that the job's attempt ends when the job's time is up."""
+        left_s = job.time_left_s(self._run.now)
+        if left_s is not None:
+            self._out.timer(TIME, job, max(0.0, left_s))
+
     # --- leaving ----------------------------------------------------------------------------
 
     def leave(self, job: Job, wanted: str) -> None:
@@ -100,6 +127,19 @@ class Attempts:
         else:
             self.terminate(job)
 
+    def time_is_up(self, job: Job) -> None:
+        """Have a job whose time limit is over save and leave for good; one that is leaving goes on with that,
+        and one that is to end for another reason does so."""
+        if job.wanted not in ("", "suspend", "drain"):
+            return
+        leaves = job.state is JobState.SUSPENDING or job.wanted == "drain"
+        job.wanted = TIME
+        self._out.note(job, time_limit(job))
+        if job.target:
+            self.drop_target(job)
+        if not leaves:
+            self.leave(job, TIME)
+
     def suspend(self, job: Job) -> None:
         """Have a job save and leave."""
         self._out.set_state(job, JobState.SUSPENDING)
@@ -109,6 +149,8 @@ class Attempts:
         """Ask the job's attempt to save and leave, and watch that it does within its grace time."""
         attempt = job.current
         attempt.signalled_s, attempt.quick = self._run.now, not self._deadline.draining
+        if job.saves_by_itself:
+            job.has_saved(asked=-1 if job.saved_step is None else job.saved_step)
         self._estimates.disturb(job, attempt.gpus)
         self._out.do(Suspend, job, quick=attempt.quick)
         self._out.timer("grace", job, self.grace_s(job))
@@ -117,6 +159,18 @@ class Attempts:
         """Tell the job's attempt to end, and watch that it does."""
         self._out.do(Terminate, job)
         self._out.timer("term", job, min(self.grace_s(job) / 2, self._deadline.kill_in_s()))
+
+    def still_saves(self, job: Job) -> None:
+        """A job that was asked to leave is still writing: its grace time counts from now, within limits."""
+        since = job.current.signalled_s
+        kind = "term" if "term" in job.timers else "grace"
+        if since is None or kind not in job.timers:
+            return
+        grace_s = self.grace_s(job)
+        left_s = min(since + MOST_GRACES * grace_s - self._run.now, self._deadline.kill_in_s())
+        due_s = min(grace_s / 2 if kind == "term" else grace_s, left_s)
+        if self._run.now + due_s > job.timers[kind]:
+            self._out.timer(kind, job, due_s)
 
     def grace_s(self, job: Job) -> float:
         """Seconds a worker has to save: thrice the longest save known of its model, at least the run's
@@ -163,6 +217,7 @@ class Attempts:
         job.attempt += 1
         attempt = self._begin(job, new, step)
         attempt.ready_s, attempt.in_place, attempt.guests = self._run.now, True, old.guests
+        self._limit_time(job)
 
     def stays(self, job: Job, error: str, *, in_place: bool) -> None:
         """Have a job go on as it is: its resize came to nothing. `in_place`: another one may do better."""

@@ -10,9 +10,11 @@ from hpcsched.core.actions import MakePlan
 from hpcsched.core.events import AgentStarted, PlanMade
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Handlers, Mechanism
+from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.resources.gpus import Fits
 from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.resources.rooms import Rooms
 from hpcsched.core.run import Run
 from hpcsched.core.transitions.attempts import Attempts
 from hpcsched.core.transitions.deadline import Deadline
@@ -30,6 +32,7 @@ class Decisions:
     Args:
         make_policy: gives the policy of a name and its options; called at each agent start.
         own: the leases on whole GPUs; their queue is the one that the policy sees.
+        rooms: where jobs' needs are met. A policy counts GPUs; a job gets those that suit it.
     """
 
     def __init__(
@@ -39,13 +42,14 @@ class Decisions:
         ledger: Ledger,
         *,
         own: Mechanism,
+        rooms: Rooms,
         make_policy: PolicyMaker,
         estimates: Estimates,
         waiting: Waiting,
         deadline: Deadline,
         attempts: Attempts,
     ) -> None:
-        self._run, self._out, self._ledger, self._own = run, out, ledger, own
+        self._run, self._out, self._ledger, self._own, self._rooms = run, out, ledger, own, rooms
         self._make_policy, self._estimates, self._waiting = make_policy, estimates, waiting
         self._deadline, self._attempts = deadline, attempts
         self.policy: Policy | None = None
@@ -54,6 +58,8 @@ class Decisions:
         self.plan_asked = False
         """A plan is being made: what depends on it waits."""
         self._look_due = -inf
+        self._left_out = False
+        """Needs of jobs have kept a decision from being carried out."""
 
     def handlers(self) -> Handlers:
         """The events that it handles."""
@@ -107,18 +113,29 @@ class Decisions:
             save_s=self._estimates.save_s,
             switch_s=self._estimates.switch_s,
             in_place=self._estimates.in_place,
+            unsaved_s=self._estimates.unsaved_s,
+            worth_changing=self._estimates.worth_changing,
             stand_s=self._estimates.stand_s,
             built_s=self._estimates.built_s,
             resize_left_s=self._estimates.resize_left_s,
             start_left_s=self._estimates.start_left_s,
             plan=self._run.plan,
             news=self._run.news,
+            room=self._rooms.now,
+            most_for=self._rooms.most_for,
         )
 
     def decide(self) -> None:
-        """Ask the policy, and carry its decisions out in their order."""
+        """Ask the policy, and carry its decisions out in their order; once more, where jobs' needs kept some
+        from being carried out after others had been."""
+        while self._decide_once():
+            pass
+
+    def _decide_once(self) -> bool:
+        """Whether to ask again: GPUs were handed out, and not all as the policy had counted them."""
         if self.policy is None or not (self._ledger.free or self.policy.acts_when_full):
-            return
+            return False
+        before, self._left_out = len(self._ledger.free), False
         for decision in self.policy.decide(self.view()):
             match decision:
                 case Replan():
@@ -135,29 +152,46 @@ class Decisions:
                     self._start(decision.job, decision)
                 case Resize() | Preempt():
                     self.change(decision.job, decision)
+        return self._left_out and len(self._ledger.free) < before
 
     def _start(self, job: Job, decision: Start) -> None:
+        count, gpus = decision.gpus, self._pick(job, decision.hosts, decision.gpus)
+        if gpus is None and (room := self._rooms.now(job)) is not None:
+            # The policy has counted others' GPUs as this job's: it gets those that it can have, if enough.
+            free = self._ledger.free_by_host()
+            count = job.fitting(free.pick(decision.gpus, job.spec.nodes, room=room)[0])
+            _, hosts = free.pick(count, job.spec.nodes, room=room)
+            gpus = self._pick(job, hosts, count) if count >= max(1, job.least) else None
+            if gpus is None:
+                self._left_out = True
+                return
         self._out.note(job, decision.reason)
         least, most = job.limits(decision.gpus)
-        gpus = self._pick(job, decision.hosts, decision.gpus)
-        if job.id not in self._own.queue or not least <= decision.gpus <= most or gpus is None:
+        allowed = least <= decision.gpus <= most and job.allows(decision.gpus)
+        if job.id not in self._own.queue or not allowed or gpus is None:
             where = ", ".join(decision.hosts)
             raise self._out.invalid(job, f"cannot start on {decision.gpus} GPUs of hosts {where}")
         for started in self._ledger.hooks("started"):
             started(job)
-        self._attempts.launch(job, Target(gpus, decision.role, self._run.now))
+        role = decision.role if count == decision.gpus else Role.SECONDARY
+        self._attempts.launch(job, Target(gpus, role, self._run.now))
 
     def change(self, job: Job, decision: Resize | Preempt) -> None:
         """Have a running job go on with other GPUs, or wait. Raises InvalidTransition if it cannot."""
-        self._out.note(job, decision.reason)
         if isinstance(decision, Preempt):
+            self._out.note(job, decision.reason)
             if not job.settled:
                 raise self._out.invalid(job, "cannot be suspended")
             self._attempts.suspend(job)
             return
         least, most = job.limits(decision.gpus)
         gpus = self._pick(job, decision.hosts, decision.gpus)
-        if not job.settled or not least <= decision.gpus <= most or gpus is None:
+        if gpus is None and self._rooms.now(job) is not None:
+            self._left_out = True  # as above: it stays as it is
+            return
+        self._out.note(job, decision.reason)
+        allowed = least <= decision.gpus <= most and job.allows(decision.gpus)
+        if not job.settled or not allowed or gpus is None:
             raise self._out.invalid(job, f"cannot be resized to {decision.gpus} GPUs")
         if job.in_place and job.current.gpus[0] in gpus:
             stay = [gpu for gpu in job.current.gpus if gpu in gpus]
@@ -168,7 +202,7 @@ class Decisions:
 
     def _startable(self, fits: Fits) -> Iterator[Job]:
         offered: list[Job] = []  # those that start together will save together
-        for job_id in self._own.queue.walk(fits):
+        for job_id in self._own.queue.walk(fits, self._rooms.meets_now()):
             job = self._run.jobs[job_id]
             if self._deadline.in_time(job, offered):
                 offered.append(job)
@@ -179,12 +213,15 @@ class Decisions:
 
         Of its own those of its first ranks, which then can stay.
         """
+        room = self._rooms.now(job)
         if len(set(hosts)) != job.spec.nodes:
+            return None
+        if room is not None and any(room[host] < count for host in hosts):
             return None
         chosen: list[int] = []
         devices = self._ledger.devices
         mine = [gpu for gpu in job.current.gpus if gpu in devices] if job.gpus else []
         for host in hosts:
             own = [gpu for gpu in mine if devices[gpu].host == host]
-            chosen += [*own, *self._ledger.free.on(host)][:count]
+            chosen += [*own, *self._rooms.usable(job, host)][:count]
         return tuple(sorted(chosen)) if len(chosen) == count * len(hosts) else None

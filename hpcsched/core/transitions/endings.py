@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hpcsched.contract.exits import CANNOT_SAVE, REFUSED, WRONG_CONTRACT
 from hpcsched.core.jobs import Job
@@ -10,13 +11,16 @@ from hpcsched.core.model import Ended, JobState, Kind
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
-from hpcsched.core.transitions.attempts import Attempts
+from hpcsched.core.transitions.attempts import TIME, Attempts, time_limit
 from hpcsched.core.transitions.estimates import Estimates
 from hpcsched.core.transitions.outcome import Outcome
 from hpcsched.core.transitions.waiting import Waiting
 
 FAST_S = 10.0
 """Seconds after its launch within which a program that fails has hardly begun (chosen)."""
+
+KILLED = 137
+"""The exit code of a process that was killed (128 + SIGKILL)."""
 
 MAX_LOSSES = 3
 """Attempts lost in a row without a new checkpoint before a job is given up (chosen)."""
@@ -49,6 +53,8 @@ class Endings:
             self._waiting.has_room(job)
         job.saved_step = step
         job.has(anew=False)
+        if job.spec.restart is not None and not job.traits.saves.width:
+            job.has_saved(width=job.width)
         job.step, job.reports = max(job.step, step), True
 
     def fell_back(self, job: Job, step: int) -> None:
@@ -77,12 +83,36 @@ class Endings:
 
     # --- attempts ---------------------------------------------------------------------------
 
-    def suspended(self, job: Job, took_s: float | None, *, held: bool) -> None:
-        """End an attempt that has saved and left: the job starts on its target, or waits."""
+    def left(self, job: Job, code: int, took_s: float | None) -> None:
+        """End an attempt of a job that saves by itself, and has left as it was asked to: it goes on from its
+        newest checkpoint, whether it has written one for that or not."""
+        saves, step = job.traits.saves, job.saved_step
+        newer = step is not None and step > saves.asked
+        if newer or (saves.at is not None and saves.at >= (job.current.signalled_s or 0.0)):
+            job.has_saved(in_vain=False)
+            self.suspended(job, took_s, held=False)
+            return
+        facts: dict[str, Any] = {"code": code, "seconds": self._estimates.unsaved_s(job, handles=False)}
+        if (again := job.step - (step or 0)) > 0:
+            facts["again"] = f"{again} step{'s' * (again != 1)} done again, "
+        if again > 0 or not job.reports:
+            job.has_saved(in_vain=saves.handles)
+        if step is None:
+            lost = Reason(Why.NEVER_SAVED, facts)
+        else:
+            lost = Reason(Why.NOT_SAVED, {**facts, "step": f" of step {step}" if job.reports else ""})
+        self.suspended(job, took_s, held=False, lost=lost)
+
+    def suspended(self, job: Job, took_s: float | None, *, held: bool, lost: Reason | None = None) -> None:
+        """End an attempt that has saved and left: the job starts on its target, or waits. `lost`: it has not
+        saved for that."""
         self._estimates.learn_suspend(job, took_s)
         job.suspensions += 1
         where = " in memory, which is being written to disk," if held else ""
-        self._out.note(job, Reason(Why.SAVED, {"step": job.saved_step or 0, "where": where}))
+        self._out.note(job, lost or Reason(Why.SAVED, {"step": job.saved_step or 0, "where": where}))
+        if self._out_of_time(job):
+            self.timed_out(job, Ended.SUSPENDED)
+            return
         target = job.target
         self._attempts.end(job, Ended.SUSPENDED, keep=target)
         self.back_to_checkpoint(job)
@@ -102,6 +132,36 @@ class Endings:
         """End a job that was cancelled while it ran."""
         self._attempts.end(job, Ended.CANCELLED)
         self.finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
+
+    def _out_of_time(self, job: Job) -> bool:
+        left_s = job.time_left_s(self._run.now)
+        return job.wanted == TIME or (left_s is not None and left_s <= 0)
+
+    def timed_out(self, job: Job, ended: Ended) -> None:
+        """End a job whose time limit is over; what it has saved stays for `retry`."""
+        self._attempts.end(job, ended)
+        self.back_to_checkpoint(job)
+        self._finish_timed_out(job)
+
+    def _finish_timed_out(self, job: Job) -> None:
+        step = job.saved_step
+        saved = ": nothing is saved" if step is None else f": saved at step {step}"
+        self.finish(job, JobState.TIMEOUT, time_limit(job, saved))
+
+    def out_of_memory(self, job: Job, words: str, *, over_limit: bool) -> None:
+        """End an attempt that main memory ran out under: it would again where its own limit was exceeded, or
+        where that happens twice without a new checkpoint."""
+        reason, same = Reason(Why.OUT_OF_MEMORY, {"words": words}), (KILLED, Why.OUT_OF_MEMORY)
+        again = over_limit or (job.failures > 0 and job.traits.failed_fast == same)
+        job.has(failed_fast=same)
+        self._attempts.end(job, Ended.FAILED)
+        job.failures += 1
+        if again or job.failures > job.spec.retries:
+            self.back_to_checkpoint(job)
+            self.finish(job, JobState.OUT_OF_MEMORY, reason)
+            return
+        self._out.note(job, reason)
+        self.back_to_waiting(job)
 
     def failed(self, job: Job, code: int, detail: str, lasted_s: float | None) -> None:
         """End an attempt whose program has failed: the job is tried again, or has failed too."""
@@ -141,6 +201,9 @@ class Endings:
         if job.wanted == "cancel":
             self.cancelled(job)
             return
+        if job.wanted == TIME:
+            self.timed_out(job, Ended.LOST)
+            return
         self._attempts.end(job, Ended.LOST)
         facts = {"attempt": job.attempt, "why": why, "step": job.saved_step or 0}
         if (again := job.step - (job.saved_step or 0)) > 0:
@@ -175,6 +238,9 @@ class Endings:
         """Have a job whose attempt is over wait, at its newest checkpoint."""
         self._run.count_news(self._ledger.waits_by(job).foreground)
         self.back_to_checkpoint(job)
+        if self._out_of_time(job):
+            self._finish_timed_out(job)
+            return
         self._out.set_state(job, JobState.PENDING if job.saved_step is None else JobState.SUSPENDED)
         if job.held and job.state is JobState.PENDING:
             job.held = False

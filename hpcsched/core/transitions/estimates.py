@@ -91,10 +91,41 @@ class Estimates:
 
     def switch_s(self, job: Job, gpus: int, hosts: Collection[str] | None = None) -> float:
         """Seconds without training that it costs to bring `job` from where it runs to `gpus` GPUs on each
-        of its hosts (`hosts`, as far as they are known): in place, or by a suspend and a resume."""
+        of its hosts (`hosts`, as far as they are known): in place, or by a suspend, with the work that it
+        loses, and a resume."""
         if self.in_place(job, gpus, hosts):
             return self.stand_s(job, job.width, gpus)
-        return self.save_s(job) + self.launch_s(job, gpus, first=False)
+        return self.save_s(job) + self.launch_s(job, gpus, first=False) + self.unsaved_s(job)
+
+    def unsaved_s(self, job: Job, *, handles: bool | None = None) -> float:
+        """Seconds of work that a running job loses if it is suspended now: those since its newest checkpoint,
+        unless it saves when it is asked to (`handles`; default: as seen)."""
+        restart, saves = job.spec.restart, job.traits.saves
+        if restart is None or not job.saves_by_itself or not job.attempts or not job.state.active:
+            return 0.0
+        seen = bool(restart.suspend_command) or (saves.handles and not saves.in_vain)
+        if seen if handles is None else handles:
+            return 0.0
+        attempt = job.current
+        began = attempt.start_s if attempt.ready_s is None else attempt.ready_s
+        saved = began if saves.at is None else max(saves.at, began)
+        ends = self._run.now if attempt.signalled_s is None else attempt.signalled_s
+        return max(0.0, ends - saved)
+
+    def worth_changing(self, job: Job, gpus: int) -> bool:
+        """Whether going on with `gpus` GPUs (0: to wait) can gain a running job, or others, what it loses of
+        its own work for that: GPU seconds lost against those given or taken for the rest of its time. One
+        whose work is not known is taken to be half-way."""
+        unsaved_s = self.unsaved_s(job)
+        if not unsaved_s or self.in_place(job, gpus):
+            return True
+        curve = self.curve(job)
+        rate = curve.rate(job.width) if curve else job.rate
+        if rate and job.remaining is not None:
+            left_s = job.remaining / rate
+        else:
+            left_s = sum((a.end_s or self._run.now) - a.start_s for a in job.attempts)
+        return unsaved_s * job.width < abs(job.width - gpus) * left_s
 
     def stand_s(self, job: Job, old: int, gpus: int) -> float:
         """Seconds that training stands still for a resize in place: as measured, else by the profile."""
@@ -160,7 +191,7 @@ class Estimates:
 
     def first_checkpoint_s(self, job: Job) -> float:
         """Seconds that a job needs from its launch until it has done a step that can be saved."""
-        least, profile = job.spec.gpus_min, self.profile(job)
+        least, profile = job.least, self.profile(job)
         step_s = 1 / profile.rate(least) if profile else 0.0
         return self.launch_s(job, least, first=job.attempt == 0) + step_s
 

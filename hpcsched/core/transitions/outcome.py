@@ -118,4 +118,6 @@ NEXT_STATES: dict[JobState, frozenset[JobState]] = {
     _S.COMPLETED: frozenset({_S.PENDING, _S.SUSPENDED}),
     _S.FAILED: frozenset({_S.PENDING, _S.SUSPENDED}),
     _S.CANCELLED: frozenset({_S.PENDING, _S.SUSPENDED}),
+    _S.TIMEOUT: frozenset({_S.PENDING, _S.SUSPENDED}),
+    _S.OUT_OF_MEMORY: frozenset({_S.PENDING, _S.SUSPENDED}),
 }

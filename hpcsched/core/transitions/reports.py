@@ -6,11 +6,11 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Handlers
-from hpcsched.core.model import JobState
+from hpcsched.core.model import SIGNALS, Ended, JobState
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
-from hpcsched.core.transitions.attempts import Attempts
+from hpcsched.core.transitions.attempts import TIME, Attempts
 from hpcsched.core.transitions.endings import Endings
 from hpcsched.core.transitions.estimates import Estimates
 from hpcsched.core.transitions.losses import LOST, VOID, lost_gpu
@@ -41,6 +41,8 @@ class Reports:
             ev.ProgressObserved: self._progress_observed,
             ev.WorkersSpawned: self._workers_spawned,
             ev.WorkersReady: self._workers_ready,
+            ev.RestartSeen: self._restart_seen,
+            ev.SavingSeen: self._saving_seen,
             ev.WorkersApart: self._workers_apart,
             ev.CheckpointSaved: self._checkpoint_saved,
             ev.WorkersResized: self._workers_resized,
@@ -76,21 +78,57 @@ class Reports:
 
     def _workers_ready(self, event: ev.WorkersReady) -> None:
         job = self._run.about(event)
-        if job is None or job.ready:
+        if job is None or (job.ready and not job.saves_by_itself):
             return
+        first = not job.ready
+        if job.saves_by_itself:
+            job.has_saved(by_contract=True)
         # Ranks that come and go are numbered by GPU: a process that sees several is none of them. ("one" is
         # in journals of 0.1.0, which did not mind.)
         numbered = job.traits.per_gpu or len(job.current.gpus) == 1 or job.spec.processes == "one"
         job.ready, job.in_place = True, event.in_place and numbered
         if event.in_place or event.parallel:
             self._estimates.is_parallel(job)
-        job.current.ready_s, job.current.launch_s = self._run.now, event.took_s
+        if first:
+            self._is_ready(job, event.took_s)
+        self._out.ask_policy()
+
+    def _is_ready(self, job: Job, took_s: float | None) -> None:
+        """A job can be suspended from now on."""
+        job.current.ready_s, job.current.launch_s = self._run.now, took_s
         self._estimates.disturb(job, job.current.gpus)
         self._waiting.has_room(job)
-        self._estimates.learn_start(job, event.took_s)
+        self._estimates.learn_start(job, took_s)
         if job.wanted == "suspend" and job.state is not JobState.SUSPENDING:
             self._attempts.suspend(job)
-        self._out.ask_policy()
+
+    def _restart_seen(self, event: ev.RestartSeen) -> None:
+        job = self._run.about(event)
+        if job is None or not job.saves_by_itself:
+            return
+        before = job.traits.saves
+        if event.step is not None or event.saved_at is not None:
+            if event.step is not None and event.step < job.current.from_step:
+                self._endings.fell_back(job, event.step)
+            # Of a program that does not tell the step of what it has saved, all that was heard of counts.
+            step, reports = job.step if event.step is None else event.step, job.reports
+            newer_s = event.at if step > (job.saved_step or 0) and step > job.current.from_step else before.at
+            self._endings.saved(job, step)
+            job.reports = reports or event.step is not None
+            job.has_saved(at=newer_s if event.saved_at is None else event.saved_at)
+        job.has_saved(handles=event.handles)
+        self._run.touch(job.id)
+        if not job.ready:
+            job.ready = True
+            self._is_ready(job, None)
+            self._out.ask_policy()
+        # What a suspend costs it may have become little.
+        self._out.ask_policy(job.traits.saves != before)
+
+    def _saving_seen(self, event: ev.SavingSeen) -> None:
+        job = self._run.about(event)
+        if job is not None and job.timers:
+            self._attempts.still_saves(job)
 
     def _workers_apart(self, event: ev.WorkersApart) -> None:
         job = self._run.about(event)
@@ -166,6 +204,8 @@ class Reports:
         self._endings.saved(job, event.saved_step)
         # Its last checkpoint may have been told before its exit: what counts is the whole attempt.
         moved = (job.saved_step or 0) > job.current.from_step
+        told_saved = job.spec.restart is not None and event.code in job.spec.restart.saved_codes
+        saved_code = SUSPENDED if told_saved else event.code
         job.exit = event.code
         self._out.ask_policy()
         # After our SIGTERM exit code 0 proves nothing: the program's handler may just call exit(0).
@@ -173,18 +213,28 @@ class Reports:
         if event.unreadable:
             self._out.note(job, Reason(Why.BAD_RECORD, {"error": event.unreadable}))
         told_to_end = job.wanted == "cancel" or (job.wanted not in ("", "suspend") and not asked_to_save)
-        if event.code == 0 and (event.unasked or not told_to_end or job.remaining == 0):
+        # One that saves by itself is not known to be done when it leaves as it was asked to.
+        leaves = job.saves_by_itself and asked_to_save and not event.unasked and job.remaining != 0
+        if event.code == 0 and not leaves and (event.unasked or not told_to_end or job.remaining == 0):
             if job.spec.steps is not None and not job.reports:
                 job.step = job.spec.steps
             self._endings.completed(job)
         elif job.wanted == "cancel":
             self._endings.cancelled(job)
+        elif event.oom and event.code != SUSPENDED:
+            self._endings.out_of_memory(job, event.oom, over_limit=event.over_limit)
+        elif job.wanted == TIME:
+            saved = event.code == SUSPENDED and not event.unreadable
+            saved = saved or (leaves and _saved_and_left(job, event.code))
+            self._endings.timed_out(job, Ended.SUSPENDED if saved else Ended.CANCELLED)
         elif event.no_room and event.code != 0:
             self._endings.no_room(job, event.saved_step, event.no_room)
+        elif leaves and (_saved_and_left(job, event.code) or not job.wanted.startswith(LOST)):
+            self._endings.left(job, event.code, event.took_s)
         elif event.code == SUSPENDED and event.unreadable:
             why = f"its STATE.json cannot be read: {event.unreadable}"
             self._endings.failed(job, event.code, why, event.lasted_s)
-        elif event.code == SUSPENDED and (asked_to_save or moved or job.target):
+        elif saved_code == SUSPENDED and (asked_to_save or moved or job.target):
             if not (asked_to_save or job.wanted or job.target):
                 self._left_unasked(job)
             self._endings.suspended(job, event.took_s, held=event.held)
@@ -209,8 +259,18 @@ class Reports:
         self._out.ask_policy()
         if event.no_room and job.wanted != "cancel":
             self._endings.no_room(job, None, event.no_room)
+        elif job.wanted == TIME:
+            self._endings.timed_out(job, Ended.CANCELLED)
         elif job.wanted not in ("", "suspend") or event.host_fault:
             self._endings.lost(job, None, job.wanted or event.error, counts=not job.wanted)
         else:
             again = event.transient and job.failures < job.spec.retries
             self._endings.launch_failed(job, event.error, again=again)
+
+
+def _saved_and_left(job: Job, code: int) -> bool:
+    """Whether such an exit code of a job that saves by itself, and was asked to, means that it has."""
+    restart = job.spec.restart
+    assert restart is not None
+    by_signal = {128 + SIGNALS[name] for name in (restart.signal or "SIGTERM", "SIGTERM")}
+    return code in (0, SUSPENDED, *by_signal, *restart.saved_codes)

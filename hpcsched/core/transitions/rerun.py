@@ -9,7 +9,7 @@ from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
 from hpcsched.core.run import Run
 
-_BROKEN = (JobState.FAILED, JobState.CANCELLED)
+_BROKEN = tuple(state for state in JobState if state.failed or state is JobState.CANCELLED)
 
 
 def coming_back(run: Run, ids: Iterable[int]) -> dict[int, int | None]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from hpcsched.core import events as ev
 from hpcsched.core.definitions import differing
-from hpcsched.core.jobs import Job
+from hpcsched.core.jobs import Job, Saves
 from hpcsched.core.mechanisms.base import Handlers
 from hpcsched.core.model import NOTHING, JobSpec, JobState
 from hpcsched.core.reasons import Reason, Why
@@ -117,7 +117,7 @@ class Submissions:
             if job.id in ids and (from_scratch or from_its_beginning(job)):
                 job.repeated += job.step
                 job.step, job.saved_step = 0, None
-                job.has(anew=True)
+                job.has(anew=True, saves=Saves())
             self._reopen(job, None if because is None else self._run.jobs[because])
         self._estimates.size_up(jobs)
         for job in completed:
@@ -132,7 +132,7 @@ class Submissions:
     def _reopen(self, job: Job, because: Job | None) -> None:
         self._endings.back_to_checkpoint(job)
         job.failures = job.losses = 0
-        job.has(failed_fast=None, most_gpus=None)
+        job.has(failed_fast=None, most_gpus=None, untimed=len(job.attempts) if job.spec.needs else 0)
         job.ended_s = job.reason = None
         job.metrics = NOTHING
         self._run.reopened(job)

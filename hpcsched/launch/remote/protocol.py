@@ -11,10 +11,11 @@ from collections import deque
 
 import msgspec
 
-from hpcsched.core.model import Device, HostCores, PythonEnvironment
+from hpcsched.core.model import Container, Device, HostCores, PythonEnvironment
+from hpcsched.core.needs import Needs
 from hpcsched.decoding import decode_message
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised with every change of a message; both ends must have the same."""
 
 RESEND_S = 2.5
@@ -161,6 +162,7 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
 
     On the host of rank 0 `record` is STATE.json, and `held` the held file of a quick suspend; either may be
     the newer one. `after_s`: how many seconds ago they had, as the memory of their GPUs was still in use.
+    `oom`, `over_limit`: main memory ran out, see `Workers`.
     """
 
     part: int
@@ -168,6 +170,23 @@ class Exited(msgspec.Struct, frozen=True, tag="exited"):
     record: bytes | None = None
     held: bytes | None = None
     after_s: float = 0.0
+    oom: str = ""
+    over_limit: bool = False
+
+
+class Catches(msgspec.Struct, frozen=True, tag="catches"):
+    """Whether a program of the part catches the signal that asks it to save (`Launch.asks`), from now on."""
+
+    part: int
+    so: bool
+
+
+class SavedBy(msgspec.Struct, frozen=True, tag="saved"):
+    """The command of a SaveBy is over, with this exit code and these last words."""
+
+    part: int
+    code: int
+    words: str
 
 
 class Keeping(msgspec.Struct, frozen=True, tag="keeping"):
@@ -207,6 +226,8 @@ NodeMessage = (
     | Recorded
     | Failing
     | Exited
+    | Catches
+    | SavedBy
     | Keeping
     | Leaving
     | Gone
@@ -227,7 +248,8 @@ class Heard(msgspec.Struct, frozen=True, tag="heard"):
 class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     """Start one host's ranks of an attempt; see `LaunchPlan` and `RankPlacement`.
 
-    `devices`: the host's indices; or `cores`: the handles of each rank's cores.
+    `devices`: the host's indices; or `cores`: the handles of each rank's cores. `asks`: the number of the
+    signal that asks the program to save, 0: as the contract has it.
     """
 
     part: int
@@ -255,6 +277,9 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     arena: bool = False
     idle: bool = False
     share: float | None = None
+    container: Container | None = None
+    asks: int = 0
+    needs: Needs | None = None
 
     @property
     def ranks(self) -> int:
@@ -267,6 +292,21 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
 
     part: int
     number: int
+
+
+class AskToSave(msgspec.Struct, frozen=True, tag="ask"):
+    """Send a signal to the programs of the part that catch it; SIGTERM to all if none does."""
+
+    part: int
+    number: int
+
+
+class SaveBy(msgspec.Struct, frozen=True, tag="saveby"):
+    """Run a command that saves the part's rank 0 from outside."""
+
+    part: int
+    command: tuple[str, ...]
+    within_s: float
 
 
 class Order(msgspec.Struct, frozen=True, tag="order"):
@@ -299,7 +339,7 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     grace_s: float
 
 
-HeadMessage = Welcome | Heard | Launch | Signal | Order | Expect | Forget | Drain | Leave
+HeadMessage = Welcome | Heard | Launch | Signal | AskToSave | SaveBy | Order | Expect | Forget | Drain | Leave
 
 
 class ToHead(msgspec.Struct, frozen=True, array_like=True):

@@ -184,11 +184,16 @@ class HeadSessions:
                 part.living = count
             case protocol.Recorded(data=data):
                 workers.record = data
+            case protocol.Catches(so=so):
+                part.catches = so
+            case protocol.SavedBy(code=code, words=words):
+                workers.saved_by = code, words
             case protocol.Failing():
                 workers.failing(part)
             case protocol.LaunchFailed(error=error, transient=transient, host_fault=host_fault):
                 workers.launch_failed(part, error, transient=transient, host_fault=host_fault)
             case protocol.Exited(code=code, record=record, held=held, after_s=after_s):
+                workers.ran_out(part, message.oom, over_limit=message.over_limit)
                 workers.record = workers.record if record is None else record
                 workers.held = workers.held if held is None else held
                 workers.ended(part, code, after_s)

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from signal import Signals
 
 import msgspec
 
@@ -21,6 +22,7 @@ from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
 from hpcsched.launch.remote import protocol
+from hpcsched.printing import printable
 
 Send = Callable[[str, protocol.HeadMessage], None]
 """Sends a message that must arrive to a host's node agent."""
@@ -80,6 +82,9 @@ def part_launches(
                 arena=plan.arena,
                 idle=plan.idle,
                 share=plan.share,
+                container=plan.container,
+                asks=plan.asks or 0,
+                needs=plan.needs,
             )
         )
     return orders
@@ -112,6 +117,9 @@ def plan_from_message(
         arena=order.arena,
         idle=order.idle,
         share=order.share,
+        container=order.container,
+        asks=signal.Signals(order.asks) if order.asks else None,
+        needs=order.needs,
     )
     placement = RankPlacement(
         first_rank=order.first_rank,
@@ -130,6 +138,8 @@ class AttemptPart:
     def __init__(self, host: str, order: protocol.Launch) -> None:
         self.host, self.order = host, order
         self.asked = self.started = self.over = False
+        self.catches = False
+        """Whether its program catches the signal that asks it to save, as its node agent has reported."""
         self.code: int | None = None
         """The exit code of its ranks; None while they live, and if none was started."""
         self.living = 0
@@ -158,6 +168,8 @@ class RemoteWorkers:
         self.refused: bytes | None = None
         self.held: bytes | None = None
         self.record: bytes | None = None
+        self.saved_by: tuple[int, str] | None = None
+        self.oom, self.over_limit = "", False
         self._expected = self.parts[0].order.attempt
         self._address, self._send, self._pump = address, send, pump
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -165,7 +177,8 @@ class RemoteWorkers:
         self.progress_fd: int | None
         self._write_end: int | None
         self.progress_fd, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._signals: list[int] = []
+        self._told: list[Callable[[int], protocol.HeadMessage]] = []
+        """Makes the messages that every part gets, also those that are asked for later."""
         self._failing: list[AttemptPart] = []
         """The parts with a failed rank, in order of time."""
         self._error: LaunchError | None = None
@@ -203,10 +216,27 @@ class RemoteWorkers:
 
     def signal(self, sig: signal.Signals) -> None:
         """Send `sig` to all ranks; parts that have not been asked for get it after their start."""
-        self._signals.append(sig)
+        self._tell_all(lambda part: protocol.Signal(part, sig))
+
+    def catches(self, sig: Signals) -> bool:
+        """Whether a part's program catches the signal that it is asked to save by, as was reported."""
+        return any(part.catches for part in self.parts)
+
+    def ask_to_save(self, sig: Signals) -> None:
+        """Have the programs that catch `sig` get it, and all SIGTERM on a host where none does."""
+        self._tell_all(lambda part: protocol.AskToSave(part, sig))
+
+    def save_by(self, command: Sequence[str], within_s: float) -> None:
+        """Have a command run beside rank 0 that saves it from outside."""
+        part = self.parts[0]
+        if part.asked and not part.over:
+            self._send(part.host, protocol.SaveBy(part.order.part, tuple(command), within_s))
+
+    def _tell_all(self, message: Callable[[int], protocol.HeadMessage]) -> None:
+        self._told.append(message)
         for part in self.parts:
             if part.asked and not part.over:
-                self._send(part.host, protocol.Signal(part.order.part, sig))
+                self._send(part.host, message(part.order.part))
 
     def failed_early(self) -> bool:
         """Whether a rank has ended with other than 0 or 75 while others live."""
@@ -308,6 +338,12 @@ class RemoteWorkers:
         if self.over:
             self._sound()
 
+    def ran_out(self, part: AttemptPart, words: str, *, over_limit: bool) -> None:
+        """Note that main memory ran out on the host of a part ("": it did not); the first word counts."""
+        if words and not self.oom:
+            self.oom = f"on host {part.host} {printable(words[:300])}"
+            self.over_limit = over_limit
+
     def lost(self, part: AttemptPart, why: str) -> None:
         """Note that the part's host was lost and is fenced."""
         if part.started:
@@ -321,8 +357,8 @@ class RemoteWorkers:
     def _ask(self, part: AttemptPart) -> None:
         part.asked = True
         self._send(part.host, part.order)
-        for number in self._signals:
-            self._send(part.host, protocol.Signal(part.order.part, number))
+        for message in self._told:
+            self._send(part.host, message(part.order.part))
 
     def _sound(self) -> None:
         if self.pidfds:

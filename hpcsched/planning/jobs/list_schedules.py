@@ -62,10 +62,12 @@ def apply(
     while rooms.left and k < len(waiting):
         i = waiting[k]
         work, cap = works[i], caps[i]
+        cap = work.fit[cap]
         gpus, hosts = rooms.pick(cap, work.nodes)
         if gpus < (cap if strict else work.least):
             k += 1
             continue
+        gpus = work.fit[gpus]
         if told:
             told(CountChange(i, 0, gpus, hosts))
         timeline.start(i, gpus, hosts)
@@ -83,7 +85,7 @@ def shrink(
     """Take the running jobs down to their caps."""
     for i in problem.running:
         if plan.caps[i] < timeline.width[i] and timeline.resizable(i):
-            gpus, hosts = plan.caps[i], timeline.hosts[i]
+            gpus, hosts = problem.works[i].fit[plan.caps[i]], timeline.hosts[i]
             if told:
                 told(CountChange(i, timeline.width[i], gpus, hosts))
             timeline.resize(i, gpus, hosts)

@@ -32,8 +32,10 @@ class Work:
     Counts are on each of its `nodes` hosts. All tables are by count g = 0..`most` (useless below `least`):
     `rate[g]` is steps per second, `resume_s[g]` seconds from a launch to the first step after a suspend,
     `whole_s[g]` seconds from its next launch to its end, of them `train_s[g]` from its first step on. A job
-    that runs does its step `step` at `begin`. One that is resized in place stands still for `grow_s[g]` or
-    `shrink_s[g]` (else these are empty), after `built_s[g]` during which it goes on as it is if it grows.
+    that runs does its step `step` at `begin`. `fit[g]` is the largest count of at most g that it
+    may have, and a count that it may not have is as fast as that one. `rigid`: whatever it starts on it
+    keeps. One that is resized in place stands still for `grow_s[g]` or `shrink_s[g]` (else these are empty),
+    after `built_s[g]` during which it goes on as it is if it grows.
     """
 
     job: Job
@@ -51,6 +53,8 @@ class Work:
     step: int = 0
     begin: float = 0.0
     width: int = 0
+    fit: Sequence[int] = ()
+    rigid: bool = False
     hosts: tuple[str, ...] = ()
     busy_until: float = 0.0
     resizable: bool = False
@@ -125,6 +129,8 @@ class Problem:
         work = self.works[-1]
         work.width, work.hosts, work.step = job.width, hosts, job.step
         work.begin = now + view.start_left_s(job)
+        if unsaved_s := view.unsaved_s(job):  # to be done again after a suspend
+            work.resume_s = [seconds + unsaved_s for seconds in work.resume_s]
         if job.in_place:
             counts = range(1, work.most + 1)
             work.grow_s = (inf, *(view.stand_s(job, g - 1, g) for g in counts))
@@ -153,7 +159,10 @@ class Problem:
             return False
         profile, steps = view.curve(job), job.spec.steps
         known = profile is not None and steps is not None
-        rate = [profile.rate(g) if profile else g**USUAL_SCALING for g in range(1, most + 1)]
+        fit: Sequence[int] = range(most + 1)
+        if not job.any_count:
+            fit = [job.fitting(g) if g >= least else g for g in range(most + 1)]
+        rate = [profile.rate(g) if profile else g**USUAL_SCALING for g in fit[1:]]
         if profile is None or steps is None:
             # Its steps are taken for seconds on one GPU of a usual job.
             if self._usual_s is None:
@@ -163,8 +172,8 @@ class Problem:
             steps = job.step + max(1, round(left_s * rate[0]))
         left = max(0, steps - job.step)
         first = job.attempt == 0
-        launch = [view.launch_s(job, g, first=first) for g in range(1, most + 1)]
-        resume = [view.launch_s(job, g, first=False) for g in range(1, most + 1)]
+        launch = [view.launch_s(job, g, first=first) for g in fit[1:]]
+        resume = [view.launch_s(job, g, first=False) for g in fit[1:]]
         whole = [inf if g < least else launch[g - 1] + left / rate[g - 1] for g in range(1, most + 1)]
         work = Work(
             job=job,
@@ -179,6 +188,8 @@ class Problem:
             save_s=view.save_s(job),
             known=known,
             step=job.step,
+            fit=fit,
+            rigid=job.keeps_batch,
         )
         self.works.append(work)
         return True

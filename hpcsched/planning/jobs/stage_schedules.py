@@ -212,7 +212,9 @@ def _of_use(problem: Problem) -> bool:
         and len(works) <= MAX_LP_JOBS
         and not len(problem.blocked)
         and not problem.leaving
-        and all(work.known and work.nodes == 1 and work.steps > work.step for work in works)
+        and all(
+            work.known and work.nodes == 1 and work.steps > work.step and not work.rigid for work in works
+        )
         and all(works[i].resizable for i in problem.running)
     )
 
@@ -280,11 +282,12 @@ def _switch_s(problem: Problem) -> float:
 
 def _times(work: Work) -> dict[int, float]:
     """Seconds to a job's end by count: for one that runs, with a switch unless it is the count it has."""
+    counts = [g for g in range(work.least, work.most + 1) if work.fit[g] == g]
     if not work.width:
-        return {g: work.whole_s[g] for g in range(work.least, work.most + 1)}
+        return {g: work.whole_s[g] for g in counts}
     left = work.steps - work.step
     switch_s = {g: 0.0 if g == work.width else work.switch_s(work.width, g) for g in range(1, work.most + 1)}
-    return {g: switch_s[g] + left / work.rate[g] for g in range(work.least, work.most + 1)}
+    return {g: switch_s[g] + left / work.rate[g] for g in counts}
 
 
 def _kept(before: Pattern, after: Pattern) -> int:

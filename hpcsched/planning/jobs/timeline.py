@@ -26,13 +26,20 @@ class _OneRoom(GpusByHost):
     def by_host(self) -> dict[str, int]:
         return {self._only[0]: self.left}
 
-    def most(self, nodes: int, own: Mapping[str, int] | None = None) -> int:
-        return 0 if nodes > 1 else self.left + (own[self._only[0]] if own else 0)
+    def most(
+        self, nodes: int, own: Mapping[str, int] | None = None, room: Mapping[str, int] | None = None
+    ) -> int:
+        most = 0 if nodes > 1 else self.left + (own[self._only[0]] if own else 0)
+        return most if room is None else min(most, room.get(self._only[0], 0))
 
     def pick(
-        self, wanted: int, nodes: int, own: Mapping[str, int] | None = None
+        self,
+        wanted: int,
+        nodes: int,
+        own: Mapping[str, int] | None = None,
+        room: Mapping[str, int] | None = None,
     ) -> tuple[int, tuple[str, ...]]:
-        most = self.most(nodes, own) if own or nodes > 1 else self.left
+        most = self.most(nodes, own, room) if own or nodes > 1 or room is not None else self.left
         return wanted if wanted < most else most, self._only
 
     def take(self, hosts: Iterable[str], count: int, own: Mapping[str, int] | None = None) -> None:
@@ -139,7 +146,7 @@ class Timeline:
             then = free_s + resume_s[gpus] + left / rate[gpus]
             if then < end:
                 best, end = gpus, then
-        return best, end
+        return work.fit[best], end
 
     def resized_end(self, i: int, gpus: int) -> float:
         """The end of a running job if it is resized now."""
@@ -172,7 +179,7 @@ class Timeline:
         if self._busy[i] > self.now:
             return False
         work = self._works[i]
-        return work.resizable or not work.width
+        return work.resizable or not (work.width or work.rigid)
 
     def step_of(self, i: int) -> int:
         """Whole steps that a job has done."""

@@ -69,16 +69,20 @@ def shares(view: View) -> dict[int, int]:
     counts, left = least_counts(view, lambda job: 0)
     fewest = [(gpus, k, view.jobs[i]) for k, (i, gpus) in enumerate(counts.items())]
     heapify(fewest)
+    most: dict[int, int] = {}
     while fewest:
         gpus, k, job = heappop(fewest)
-        if gpus < _most(view, job) and job.spec.nodes <= left:
-            counts[job.id] = gpus + 1
-            left -= job.spec.nodes
-            heappush(fewest, (gpus + 1, k, job))
+        more = job.more_than(gpus)
+        if job.id not in most:
+            most[job.id] = _most(view, job)
+        if more <= most[job.id] and (more - gpus) * job.spec.nodes <= left:
+            counts[job.id] = more
+            left -= (more - gpus) * job.spec.nodes
+            heappush(fewest, (more, k, job))
     return dict.fromkeys((job.id for job in view.running), 0) | counts
 
 
 def _most(view: View, job: Job) -> int:
     least, most = view.limits(job)
     profile = view.curve(job)
-    return profile.optimal(most, least) if profile else most
+    return job.fastest(profile, most, least) if profile else most

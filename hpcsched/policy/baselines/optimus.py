@@ -109,9 +109,10 @@ def _hand_out(view: View, *, only_waiting: bool = False, without: Collection[int
     while gains:
         _, _, i = heappop(gains)
         job = view.jobs[i]
-        if job.spec.nodes <= left:
-            counts[i] += 1
-            left -= job.spec.nodes
+        more = job.more_than(counts[i])
+        if (more - counts[i]) * job.spec.nodes <= left:
+            left -= (more - counts[i]) * job.spec.nodes
+            counts[i] = more
             if entry := _entry(view, job, counts[i]):
                 heappush(gains, entry)
     return counts
@@ -119,9 +120,10 @@ def _hand_out(view: View, *, only_waiting: bool = False, without: Collection[int
 
 def _entry(view: View, job: Job, gpus: int) -> tuple[float, float, int] | None:
     """(minus the seconds saved per GPU by one more on each host, arrival, id); None: it gains nothing."""
-    if gpus >= view.limits(job)[1] or not view.curve(job):
+    more = job.more_than(gpus)
+    if more > view.limits(job)[1] or not view.curve(job):
         return None
-    now, then = time_left(view, job, gpus), time_left(view, job, gpus + 1)
+    now, then = time_left(view, job, gpus), time_left(view, job, more)
     if now is None or then is None or then >= now:
         return None
-    return (then - now) / job.spec.nodes, job.submit_s, job.id
+    return (then - now) / ((more - gpus) * job.spec.nodes), job.submit_s, job.id

@@ -32,7 +32,7 @@ def least_counts(
     running = () if only_waiting else (j for j in view.running if not j.held and not j.wanted)
     for job in merge(running, waiting, key=lambda j: (j.submit_s, j.id)):
         (least, most), nodes = view.limits(job), job.spec.nodes
-        count = min(max(least, floor(job), 1), most, left // nodes)
+        count = job.fitting(min(max(least, floor(job), 1), most, left // nodes))
         if count >= max(least, 1) and job.id not in without:
             counts[job.id] = count
             left -= count * nodes
@@ -58,13 +58,16 @@ def approach(
 
     First running jobs give up GPUs. While any are about to come free, a job whose target cannot be had yet
     waits for it; else it makes do with what there is, as it does when its hosts have too few. A running job
-    is left as it is if it cannot be suspended now, or could not go on before the allocation ends.
+    is left as it is if it cannot be suspended now, could not go on before the allocation ends, or would lose
+    more work that it has not saved than its GPUs can bring.
     """
     decisions: list[Decision] = []
     movable = [job for job in view.running if job.settled]
     for job in movable:
         target = targets.get(job.id, job.width)
         if target >= job.width or _too_late(view, job, target) or not (words := resizes(job, target)):
+            continue
+        if (target and not job.allows(target)) or not view.worth_changing(job, target):
             continue
         facts = {"old": job.width, "gpus": target, "why": words}
         if target == 0:
@@ -74,16 +77,17 @@ def approach(
             decisions.append(_resize(view, job, target, hosts, Reason(Why.RESIZED, facts)))
     wait = bool(decisions) or coming(view)
     for job in movable:
-        target, own, nodes = targets.get(job.id, 0), view.hosts_of(job), job.spec.nodes
+        target, own = targets.get(job.id, 0), view.hosts_of(job)
         grows = target > job.width and not _too_late(view, job, target)
-        have, hosts = view.free.pick(target, nodes, own) if grows else (0, ())
-        if have > job.width and (have == target or not wait) and (words := resizes(job, have)):
+        have, hosts = view.pick(job, target, own) if grows else (0, ())
+        worth = have > job.width and view.worth_changing(job, have)
+        if worth and (have == target or not wait) and (words := resizes(job, have)):
             facts = {"old": job.width, "gpus": have, "why": words}
             decisions.append(_resize(view, job, have, hosts, Reason(Why.RESIZED, facts)))
             view.free.take(hosts, have, own)
     for job in view.waiting(view.free.fits):
         target = targets.get(job.id, 0)
-        have, hosts = view.free.pick(target, job.spec.nodes)
+        have, hosts = view.pick(job, target)
         if have and (have == target or not wait):
             role = _role(view, job, have)
             decisions.append(Start(job=job, gpus=have, hosts=hosts, role=role, reason=why(job, have)))
@@ -103,4 +107,4 @@ def _role(view: View, job: Job, gpus: int) -> Role:
     """As under MARBLE's policy: primary on its fastest count, secondary on fewer."""
     least, most = view.limits(job)
     profile = view.curve(job)
-    return Role.SECONDARY if profile and gpus < profile.optimal(most, least) else Role.PRIMARY
+    return Role.SECONDARY if profile and gpus < job.fastest(profile, most, least) else Role.PRIMARY

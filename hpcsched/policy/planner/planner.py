@@ -219,7 +219,8 @@ def _next(view: View, plan: Plan) -> list[Decision]:
     for job_id in plan.order:
         if job_id in view.queue and view.free.left:
             job = view.jobs[job_id]
-            if fits(job.spec.gpus_min, job.spec.nodes) and view.in_time(job, jobs[: view.free.left]):
+            there = fits(job.least, job.spec.nodes, view.room(job))
+            if there and view.in_time(job, jobs[: view.free.left]):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)
     caps = tuple(_cap(work, plan) for work in problem.works)
@@ -270,7 +271,11 @@ def _decision(problem: Problem, timeline: Timeline, plan: Plan, change: CountCha
         facts["in_place"] = view.in_place(job, change.gpus, change.hosts)
         if end - view.now > left_s and not _further(work, timeline, change, left_s, cost_s):
             return None
+        if not facts["in_place"] and (unsaved_s := view.unsaved_s(job)):
+            facts["unsaved"] = unsaved_s
         reason = Reason(Why.GROWN, {**facts, "cost": cost_s, "saved": stay - end})
+    elif not view.worth_changing(job, change.gpus):
+        return None
     else:
         reason = Reason(Why.SHRUNK, facts)
     return Resize(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)

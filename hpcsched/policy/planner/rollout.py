@@ -115,6 +115,7 @@ class _Rollout:
             in_place=lambda job, gpus, hosts: view.in_place(job, gpus, None),
             start_left_s=lambda job: max(0.0, timeline.begin(self._index[job.id]) - timeline.now),
             left_s=inf,
+            room=lambda job: None,
         )
 
     def _waiting(self, fits: Fits) -> Iterator[Job]:

@@ -24,7 +24,7 @@ def next_stage(view: View, plan: Plan) -> list[Decision]:
     for job_id in stage.gpus:
         if job_id in view.queue:
             job = view.jobs[job_id]
-            if view.free.fits(job.spec.gpus_min, job.spec.nodes) and view.in_time(job, jobs):
+            if view.free.fits(job.least, job.spec.nodes, view.room(job)) and view.in_time(job, jobs):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)
     index = {work.job.id: i for i, work in enumerate(problem.works)}
@@ -66,6 +66,8 @@ def _decision(problem: Problem, plan: Plan, number: int, change: CountChange) ->
         return Start(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)
     if view.switch_s(job, change.gpus or change.old, change.hosts) >= view.left_s:
         return None  # it could not go on before the allocation ends
+    if not view.worth_changing(job, change.gpus):
+        return None
     if not change.gpus:
         return Preempt(job=job, reason=Reason(Why.PREEMPTED, facts))
     reason = Reason(Why.RESIZED, facts)

@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcsched.agent.progress import ProgressMeter
+from hpcsched.core.needs import Needs
 from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
@@ -73,6 +75,44 @@ def test_devices_are_numbered_host_by_host(hosts: RemoteLauncher[Sample]) -> Non
     assert len(hosts.skew_s) == 2
     # By the fastest message: the first one has waited for the handshake.
     pump_until(hosts, lambda: all(abs(skew) < 1 for skew in hosts.skew_s.values()))
+
+
+def test_programs_on_hosts_are_asked_by_the_signal_that_they_catch(
+    hosts: RemoteLauncher[Sample], tmp_path: Path
+) -> None:
+    """Rank 0 of each host has a handler; a stop file says the same."""
+    script = "trap 'touch saved.$RANK; exit 0' USR1; touch up.$RANK; while :; do sleep 30 & wait $!; done"
+    wanted = replace(sh(hosts, tmp_path, script), asks=signal.SIGUSR1)
+    workers = hosts.launch(wanted)
+    pump_until(hosts, lambda: workers.catches(signal.SIGUSR1) and len(list(tmp_path.glob("up.*"))) == 4)
+    workers.ask_to_save(signal.SIGUSR1)
+    assert code_of(hosts, workers) == 0
+    workers.close()
+    assert len(list(tmp_path.glob("saved.*"))) == 4
+    assert json.loads((tmp_path / "stop.2").read_text()) == {"signal": "SIGUSR1"}
+
+
+def test_a_command_saves_a_program_on_its_host(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
+    workers = hosts.launch(sh(hosts, tmp_path, WAITER))
+    pump_until(hosts, lambda: len(list(tmp_path.glob("up.*"))) == 4)
+    workers.save_by(["sh", "-c", "tr '\\0' ' ' < /proc/{pid}/cmdline; pwd; exit 3"], 20.0)
+    pump_until(hosts, lambda: workers.saved_by is not None)
+    assert workers.saved_by == (3, f"sh -c {WAITER} {tmp_path}")
+    workers.signal(signal.SIGKILL)
+    assert code_of(hosts, workers) == 128 + signal.SIGKILL
+    workers.close()
+
+
+def test_a_command_that_ends_the_program_itself_is_heard_of(
+    hosts: RemoteLauncher[Sample], tmp_path: Path
+) -> None:
+    """As `criu dump` does; the program's end is told after what became of the command."""
+    workers = hosts.launch(replace(sh(hosts, tmp_path, WAITER), devices=hosts.inventory()[:1]))
+    pump_until(hosts, lambda: len(list(tmp_path.glob("up.*"))) == 1)
+    workers.save_by(["sh", "-c", "kill -9 {pid}; sleep 0.3"], 20.0)
+    assert code_of(hosts, workers) == 128 + signal.SIGKILL
+    assert workers.saved_by == (0, "")
+    workers.close()
 
 
 def test_ranks_are_told_who_they_are(hosts: RemoteLauncher[Sample], tmp_path: Path) -> None:
@@ -203,3 +243,21 @@ def test_leaving_ends_what_still_runs(tmp_path: Path, monkeypatch: pytest.Monkey
                 os.kill(pid, 0)
         workers.close()
         assert not list(tmp_path.glob("join-*"))
+
+
+def test_memory_that_runs_out_on_a_host_is_told_with_its_name(
+    hosts: RemoteLauncher[Sample], tmp_path: Path
+) -> None:
+    grows = (
+        "import os, time\nkept = []\n"
+        "while os.environ['RANK'] == '0': kept.append(b'x' * 2**22); time.sleep(0.01)\n"
+        "time.sleep(60)"
+    )
+    wanted = plan(hosts, tmp_path, [sys.executable, "-S", "-c", grows])
+    workers = hosts.launch(replace(wanted, needs=Needs(memory_mib=100.0)))
+    pump_until(hosts, workers.failed_early)
+    workers.signal(signal.SIGKILL)
+    assert code_of(hosts, workers) == 128 + signal.SIGKILL
+    assert workers.oom.startswith(f"on host {hosts.inventory()[0].host} it used ")
+    assert workers.over_limit
+    workers.close()

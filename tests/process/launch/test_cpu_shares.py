@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from hpcsched.launch import cpu_shares
-from hpcsched.launch.cpu_shares import CgroupShare, CpuShares, DutyCycle, delegated_cgroup, numa_nodes
+from hpcsched.launch.cgroups import delegated_cgroup
+from hpcsched.launch.cpu_shares import CgroupShare, CpuShares, DutyCycle, numa_nodes
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -152,3 +154,17 @@ def test_the_state_of_a_quick_suspend_is_that_of_the_newest_attempt(
     assert attempt.held_step() == 5
     (attempt.folder / "held.2").write_text('{"step": 8}')
     assert attempt.held_step() == 8
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_ranks_that_save_by_themselves_leave_each_in_its_own_time(
+    attempt: WatchedAttempt, asked: bool
+) -> None:
+    """One that ends by the signal that it was asked by is no failure that ends the others."""
+    attempt.workers = crew(0, 1)
+    attempt.self_saving = cast(Any, SimpleNamespace(asked_at=1.0 if asked else None))
+    attempt.workers.end(0, 143)
+    assert attempt.reap() is None
+    assert attempt.workers.signals == ([] if asked else [signal.SIGTERM])
+    attempt.workers.end(1, 0)
+    assert attempt.reap() == 143

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hpcsched.agent.command_outcomes import command_outcome
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.recovery import saved_steps
 from hpcsched.core import events as ev
-from hpcsched.core.model import JobSpec, Kind
+from hpcsched.core.model import JobSpec, Kind, Restart
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job
 
@@ -72,3 +73,18 @@ def test_a_job_begun_once_more_finds_nothing_that_an_agent_had_not_put_aside(tmp
     assert saved_steps(rundir, driver.machine) == {}, "the agent died before it had launched the attempt"
     (rundir.job(1) / "STATE.before.2.json").touch()
     assert saved_steps(rundir, driver.machine) == {1: 40}
+
+
+def test_a_suspend_of_a_program_that_saves_by_itself_is_taken_and_says_what_it_costs() -> None:
+    driver = Driver(replace(PROGRAM, restart=Restart()))
+    assert asked(driver, "suspend", 1)[1].outcomes == [
+        "is asked to save as soon as it is seen to save by itself"
+    ]
+    driver.tell(ev.WorkersSpawned, "x", processes=((100, 1),))
+    driver.tell(ev.RestartSeen, "x", handles=False, step=500, saved_at=0.0)
+    driver.now = 200.0
+    driver.reports("x", 700)
+    (_,), answer = asked(driver, "suspend", 1)
+    assert answer.outcomes == [
+        "is asked to save and leave; newest checkpoint of step 500, 3 min ago: 3 min of work is lost"
+    ]

@@ -19,6 +19,8 @@ class Ended:
 
     record = held = ready = refused = None
     told_after_s = 0.0
+    oom = ""
+    over_limit = False
 
     def reap(self):
         return 1

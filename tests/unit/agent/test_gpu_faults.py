@@ -29,6 +29,8 @@ class Ended:
     progress_fd = record = ready = held = refused = None
     pidfds: tuple[int, ...] = ()
     told_after_s = 0.0
+    oom = ""
+    over_limit = False
 
     def __init__(self, code: int) -> None:
         self._code = code

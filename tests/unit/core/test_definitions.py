@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcsched.core.definitions import differing, was_unsaid
-from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
+from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind, Restart
 from hpcsched.testing.builders import a_job
 
 
@@ -34,3 +34,20 @@ def test_of_anything_else_it_does_not() -> None:
 )
 def test_what_0_1_0_took_for_granted_was_not_said(old: Any, new: Any, unsaid: bool) -> None:
     assert was_unsaid(command(processes=old), command(processes=new)) is unsaid
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keys"),
+    [
+        (None, Restart(), ("restartable",)),
+        (Restart(), Restart(signal="SIGUSR1", saved_codes=(3,)), ("saved_exit_codes", "suspend_signal")),
+        (Restart(recognised="its script says so"), Restart(), ()),
+        (Restart(batch="fixed"), Restart(batch="scales"), ("batch",)),
+    ],
+)
+def test_how_it_saves_by_itself_is_told_key_by_key(old: Any, new: Any, keys: tuple[str, ...]) -> None:
+    assert sorted(differing(command(restart=old), command(restart=new))) == list(keys)
+
+
+def test_a_multiple_is_a_part_of_gpus() -> None:
+    assert differing(command(), command(gpus_multiple=2)) == ("gpus",)

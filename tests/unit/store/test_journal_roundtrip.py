@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from hpcsched.core.events import RULES, AgentStarted
 from hpcsched.core.model import (
     ComputeMode,
+    Container,
     Device,
     HostCores,
     JobSpec,
     Kind,
     Progress,
     PythonEnvironment,
+    Restart,
     Training,
 )
+from hpcsched.core.needs import Needs
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.profile import Profile
 from hpcsched.store import journal
@@ -92,7 +95,11 @@ profiles = st.builds(
 )
 BY_TYPE[Training | None] = st.none() | of(Training)
 kinds = st.sampled_from(["python", "venv", "conda"])
+BY_TYPE[Container | None] = st.none() | st.builds(Container, image=text, options=st.tuples(text))
 BY_TYPE[PythonEnvironment | None] = st.none() | st.builds(PythonEnvironment, kind=kinds, name=text)
+BY_TYPE[typing.get_type_hints(Restart)["batch"]] = st.sampled_from(["fixed", "scales", "kept"])
+BY_TYPE[Needs | None] = st.none() | of(Needs)
+BY_TYPE[Restart | None] = st.none() | of(Restart)
 BY_TYPE |= {
     tuple[Device, ...]: st.lists(of(Device), max_size=2).map(tuple),
     tuple[JobSpec, ...]: st.lists(of(JobSpec), max_size=2).map(tuple),

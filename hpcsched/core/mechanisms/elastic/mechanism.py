@@ -49,7 +49,7 @@ class Elastic(Mechanism):
     def __init__(self, parts: Parts) -> None:
         super().__init__()
         self.proposals = Proposals()
-        self._run, self._out, self._ledger = parts.run, parts.out, parts.ledger
+        self._run, self._out, self._rooms = parts.run, parts.out, parts.rooms
         self._estimates, self._decisions = parts.estimates, parts.decisions
 
     def handlers(self) -> Handlers:
@@ -67,11 +67,11 @@ class Elastic(Mechanism):
         profile = replace(known, throughput=rates, nodes=nodes, source="learned", spread=None, note="")
         self.proposals.of[job.id] = Proposal(profile=profile, batch=event.batch)
         self._estimates.say(job, profile)
-        least, most = job.limits(self._ledger.most_for(job))
-        best = profile.optimal(most, least)
-        if former is None or former.optimal(most, least) != best:
+        least, most = job.limits(self._rooms.most_for(job))
+        best = job.fastest(profile, most, least)
+        if former is None or job.fastest(former, most, least) != best:
             self._run.count_news()
-        if best != job.width and (before is None or before.profile.optimal(most, least) != best):
+        if best != job.width and (before is None or job.fastest(before.profile, most, least) != best):
             facts = {"gpus": best, "batch": event.batch, "rate": profile.rate(best), "old": job.width}
             self._out.note(job, Reason(Why.PROPOSED, facts))
         self._out.ask_policy()

@@ -78,4 +78,5 @@ def key_of(spec: JobSpec) -> tuple[object, ...]:
 
     strategy = spec.strategy
     where = spec.environment, spec.workdir, sorted_items(spec.env)
-    return spec.kind, spec.trainer, *where, strategy.get("pack"), strategy.get("mode", "auto")
+    modules = spec.needs.modules if spec.needs else ()
+    return spec.kind, spec.trainer, *where, modules, strategy.get("pack"), strategy.get("mode", "auto")

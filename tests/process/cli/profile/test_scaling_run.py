@@ -188,3 +188,57 @@ def test_nothing_is_left_after_a_signal(program: Path, sig: signal.Signals) -> N
     running.send_signal(sig)
     assert running.wait(20) == 128 + sig
     assert alive(program.parent) == [] and not list(program.parent.glob("hpcsched-profile-*"))
+
+
+PRINTS = """
+import os, signal, sys, time
+out, resumed = sys.argv[1], "--resume_from_checkpoint" in sys.argv
+step = int(sys.argv[-1].rpartition("-")[2]) if resumed else 0
+leave = []
+signal.signal(signal.SIGTERM, lambda *about: leave.append(1))
+print("Map: 100%|####| 9/9 [00:00<00:00, 9.9 examples/s]", end="\\r")
+while not leave:
+    print(f" 12%|#2  | {step}/600 [00:01<00:09, 9.5it/s]", end="\\r", flush=True)
+    time.sleep(0.02)
+    step += 1
+    print("loss", 1 / step, "at step", step)
+os.makedirs(f"{out}/checkpoint-{step}")
+with open(f"{out}/checkpoint-{step}/weights", "wb") as file:
+    file.write(bytes(2**20))
+open(f"{out}/checkpoint-{step}/trainer_state.json", "w").close()
+"""
+
+
+def test_a_program_that_knows_no_contract_is_measured_by_its_bar_and_its_checkpoints(program: Path) -> None:
+    program.write_text(PRINTS)
+    jobs = program.parent / "jobs.toml"
+    jobs.write_text(
+        f"""schema = 1
+        [[job]]
+        name = "hf"
+        command = ["{sys.executable}", "train.py", "out"]
+        workdir = "{program.parent}"
+        speaks = "transformers"
+        suspend_signal = "SIGTERM"
+        checkpoints = "out/checkpoint-*"
+        resume_args = ["--resume_from_checkpoint", "{{checkpoint}}"]
+        """
+    )
+    result = CliRunner().invoke(profile, ["run", *FAST, "--gpus", "1", str(jobs)], catch_exceptions=False)
+    assert result.exit_code == 0 and "checkpoints are left in" in result.stderr
+    (found,) = kept(program)
+    assert 5 < found.throughput[1] < 50 and found.checkpoint_mib == 1.0
+    assert found.suspend_s is not None and found.resume_s is not None
+    again = CliRunner().invoke(profile, ["run", *FAST, "--gpus", "1", str(jobs)])
+    assert isinstance(again.exception, HpcschedError) and "no checkpoints" in str(again.exception)
+
+
+def test_steps_are_found_by_a_pattern(program: Path) -> None:
+    program.write_text(PRINTS)
+    words = ["run", *FAST, "--gpus", "1", "--progress-pattern"]
+    command = ["--", sys.executable, str(program), str(program.parent / "out")]
+    result = CliRunner().invoke(profile, [*words, r"at step (\d+)$", *command], catch_exceptions=False)
+    assert result.exit_code == 0 and "saves only as it goes" in result.stderr
+    assert 5 < kept(program)[0].throughput[1] < 50
+    wrong = CliRunner().invoke(profile, [*words, "(a+)+", *command])
+    assert isinstance(wrong.exception, HpcschedError) and wrong.exception.exit_code == 2

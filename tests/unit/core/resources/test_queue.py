@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcsched.core.needs import Needs
 from hpcsched.core.resources import queue as module
 from hpcsched.core.resources.queue import WaitingQueue
 
@@ -88,3 +89,21 @@ def test_a_walk_does_not_touch_jobs_that_are_too_large(monkeypatch):
         room[0] -= 2
     assert found == [10_000, 10_001, 10_002]
     assert len(touched) == 2 * len(found)
+
+
+def test_jobs_whose_needs_are_not_met_are_passed_without_being_walked() -> None:
+    queue, a100 = WaitingQueue(), Needs(gpu_type="a100")
+    for job in range(1000):
+        queue.add(job, arrival=0.0, need=1, needs=a100)
+    queue.add(2000, arrival=1.0, need=1)
+    asked = []
+
+    def meets(count: int, nodes: int, needs: Needs | None) -> bool:
+        asked.append(needs)
+        return needs is None
+
+    assert list(queue.walk(lambda need, nodes: True, meets)) == [2000]
+    assert len(asked) < 10
+    assert queue.any_fits(lambda need, nodes: True, meets)
+    queue.remove(2000)
+    assert not queue.any_fits(lambda need, nodes: True, meets)

@@ -164,3 +164,13 @@ def test_a_host_lost_once_all_have_joined_is_a_failed_rank(joiners: Crew) -> Non
     assert joiners.workers.failed_early() and joiners.workers.living == 2
     joiners.workers.ended(joiners.a, 143)
     assert joiners.workers.reap() == LOST
+
+
+def test_the_first_host_whose_memory_ran_out_is_named(crew: Crew) -> None:
+    crew.all_run()
+    crew.workers.ran_out(crew.a, "", over_limit=False)
+    crew.workers.ran_out(crew.b, "it used 2G\nof the 1G", over_limit=True)
+    crew.workers.ran_out(crew.a, "the kernel", over_limit=False)
+    assert crew.workers.oom.startswith("on host b it used 2G")
+    assert "\n" not in crew.workers.oom
+    assert crew.workers.over_limit

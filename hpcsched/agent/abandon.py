@@ -1,0 +1,51 @@
+"""The end of all attempts without a journal: what is left when it cannot be written any more."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Collection
+
+from hpcsched.agent.attempts import FAILED_GROUP_GRACE_S, WatchedAttempt
+from hpcsched.contract import orders
+from hpcsched.errors import LaunchError
+
+
+def abandon(
+    attempts: dict[int, WatchedAttempt],
+    keeping: Callable[[], Collection[int]],
+    grace_s: float,
+    between: Callable[[], None],
+) -> list[tuple[int, int | None]]:
+    """Have all workers save and leave; job ids and exit codes (None: unknown).
+
+    Workers that have not left after `grace_s` are killed. `between` is called repeatedly meanwhile, and so is
+    `keeping` (see `Launcher`). `attempts`, by job, is empty afterwards but for those that cannot be killed.
+    """
+    codes, deadline, killed = list[tuple[int, int | None]](), time.monotonic() + grace_s, False
+    for attempt in attempts.values():
+        attempt.workers.tell(orders.Suspend(quick=False))
+        attempt.give_up_resizing(signal.SIGTERM)
+        attempt.ask_to_save(grace_s)
+    # What was left in memory before is made durable meanwhile.
+    while attempts or (keeping() and time.monotonic() < deadline):
+        for attempt in list(attempts.values()):
+            if attempt.self_saving:
+                attempt.self_saving.look_outside()
+            try:
+                code = attempt.reap()
+            except LaunchError:
+                code = 1
+            if code is not None:
+                codes.append((attempt.job_id, code))
+                attempt.close()
+                del attempts[attempt.job_id]
+        if time.monotonic() > deadline and not killed:
+            killed = True
+            for attempt in attempts.values():
+                attempt.send(signal.SIGKILL)
+        elif time.monotonic() > deadline + FAILED_GROUP_GRACE_S:
+            return [*codes, *((job_id, None) for job_id in attempts)]
+        between()
+        time.sleep(0.02)
+    return codes

@@ -1,0 +1,171 @@
+"""The checkpoints that a job has saved by itself: which are its own, which are whole, which is the newest.
+
+Whole is one to which the file that is written last has been written; without such a file one that has not
+changed for a while, after which another was begun, or whose program has ended by itself. One that was being
+written when the program was killed never counts. What is known outlives the agent in a file in the job's
+folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from hpcsched import dialects
+from hpcsched.agent.checkpoint_files import Checkpoint, Last, Mark, find_checkpoints, step_in_name
+from hpcsched.core.model import Restart
+from hpcsched.decoding import decode_file
+from hpcsched.errors import BadInput, StoreError
+from hpcsched.store.files import write_atomically
+
+FILE = "checkpoints.json"
+"""The name of the file in a job's folder."""
+
+SETTLED_S, SETTLED_FILE_S = 5.0, 2.0
+"""Time without a change after which a checkpoint is taken for whole while its program runs (chosen): one that
+is a folder, whose files are written one after the other, and one that is a file."""
+
+MOST_DOUBTED = 64
+"""Checkpoints that are remembered as not whole (chosen), the newest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A whole checkpoint. `step` None: nothing says which. `saved_at`: Unix time. `done`: it is of the last
+    step of its training."""
+
+    path: Path
+    step: int | None
+    saved_at: float
+    mark: Mark
+    done: bool = False
+
+
+class _Record(msgspec.Struct):
+    """`before_ns`: what is not newer was there before the job began, and is somebody else's. `doubted`: what
+    is not whole, by path. `newest`: what was known to be whole, last. `outside`: a suspend command has saved
+    the program."""
+
+    before_ns: int = 0
+    doubted: dict[str, Mark] = {}
+    newest: tuple[str, Mark] | None = None
+    outside: bool = False
+
+
+class OwnCheckpoints:
+    """The checkpoints of one job. Its calls may wait for a file system.
+
+    Args:
+        folder: the job's in the run directory.
+        workdir: where its program runs.
+    """
+
+    def __init__(self, restart: Restart, *, folder: Path, workdir: Path) -> None:
+        self._restart, self._workdir = restart, workdir
+        self._file = folder / FILE
+        self._record = _Record()
+        self._since: dict[Path, tuple[Mark, float]] = {}
+        self._looked = False
+        self.newest: Saved | None = None
+        """The newest whole one at the last look."""
+        self.changed_at = float("-inf")
+        """When a look last found one that is new or has changed, on the clock of `look`."""
+        with contextlib.suppress(OSError, BadInput):
+            self._record = decode_file(self._file, _Record)
+
+    @property
+    def outside(self) -> bool:
+        """Whether a suspend command has saved the program, and nothing newer is there."""
+        return self._record.outside
+
+    def begin(self, *, anew: bool) -> None:
+        """Look before a launch. `anew`: the job has saved nothing yet, whatever is there."""
+        if anew:
+            self._file.parent.mkdir(mode=0o700, exist_ok=True)
+            self._record = _Record()
+            found = self._find()
+            self._record = _Record(before_ns=max((one.mark[0] for one in found), default=0))
+            self._write()
+        self.look(0.0)
+
+    def look(self, now: float) -> None:
+        """Look what is there; `now`: monotonic seconds."""
+        self._choose(now, by_itself=False)
+
+    def over(self, now: float, *, by_itself: bool) -> None:
+        """Look once more, as the program has ended; `by_itself`: it was not in the middle of anything."""
+        self._doubt(self._choose(now, by_itself=by_itself))
+
+    def after_a_crash(self, *, by_itself: bool) -> None:
+        """Look what a program has left that ended while no agent looked.
+
+        The last counts only if it was known to be whole, its last file says so, or the program has ended
+        `by_itself`.
+        """
+        known = self._record.newest[1] if self._record.newest else (0, 0, 0)
+        last = self._find()[-1:]
+        certain = by_itself or (last and (last[0].last is Last.NEWEST or last[0].mark <= known))
+        self._doubt([] if certain else last)
+        self.look(0.0)
+
+    def saved_outside(self) -> None:
+        """Note that a suspend command has saved the program."""
+        self._record.outside = True
+        self._write()
+
+    def _doubt(self, checkpoints: list[Checkpoint]) -> None:
+        doubted = self._record.doubted | {str(one.path): one.mark for one in checkpoints}
+        self._record.doubted = dict([*doubted.items()][-MOST_DOUBTED:])
+        self._write()
+
+    @staticmethod
+    def _settled_s(one: Checkpoint) -> float:
+        return SETTLED_S if one.folder else SETTLED_FILE_S
+
+    def _find(self) -> list[Checkpoint]:
+        return [
+            one
+            for one in find_checkpoints(self._workdir, self._restart.checkpoints, self._restart.complete)
+            if one.mark[0] > self._record.before_ns and self._record.doubted.get(str(one.path)) != one.mark
+        ]
+
+    def _choose(self, now: float, *, by_itself: bool) -> list[Checkpoint]:
+        """Look, and choose the newest whole one; returns those that are not whole, oldest first."""
+        since, whole, doubted = self._since, list[Checkpoint](), list[Checkpoint]()
+        self._since = {}
+        found = self._find()
+        for one in found:
+            mark, unchanged = since.get(one.path, (None, now if self._looked else float("-inf")))
+            if mark not in (None, one.mark):
+                unchanged = now
+            if mark != one.mark and self._looked:
+                self.changed_at = now
+            self._since[one.path] = one.mark, unchanged
+            # A program writes one after the other: those before the last are done with.
+            settled = by_itself or one is not found[-1] or now - unchanged >= self._settled_s(one)
+            settled = settled and one.last is not Last.MISSING
+            (whole if settled or one.last is Last.NEWEST else doubted).append(one)
+        self._looked = True
+        newest = max(whole, key=lambda one: one.mark, default=None)
+        if newest is None:
+            self.newest = None
+        elif self.newest is None or (newest.path, newest.mark) != (self.newest.path, self.newest.mark):
+            self.newest = self._saved(newest)
+            if self._record.newest != (str(newest.path), newest.mark):
+                self._record.newest = str(newest.path), newest.mark
+                self._write()
+        return doubted
+
+    def _saved(self, one: Checkpoint) -> Saved:
+        """What it holds: by its name, or as the dialect of its program tells."""
+        spoken = bool(self._restart.speaks)
+        step = dialects.step_of(one.path) if spoken else step_in_name(one.path)
+        done = self._restart.speaks == "transformers" and dialects.all_done(one.path)
+        return Saved(one.path, step, one.saved_at, one.mark, done=done)
+
+    def _write(self) -> None:
+        with contextlib.suppress(StoreError):  # it counts only after a crash
+            write_atomically(self._file, msgspec.json.encode(self._record))

@@ -1,0 +1,125 @@
+"""Which processes of an attempt catch a signal: one that asks them to save would only end the others.
+
+A signal goes to the program, not to what stands around it: a shell, `env` or `srun` that does not catch it is
+left alone, a launcher that would end its ranks too. What a program has started itself (loaders, ranks of its
+own) is for the program to tell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+
+from hpcsched.core.processes import launcher_of
+from hpcsched.launch.orphans import Process
+from hpcsched.launch.proc import stat
+
+_AROUND = frozenset(
+    {"uv", "uvx", "tini", "dumb-init", "catatonit", "pid1", "apptainer", "singularity", "starter"}
+    | {"prted", "orted", "hydra_pmi_proxy", "pmi_proxy"}
+)
+"""Programs that catch signals only to pass them on, or to end what they have started."""
+
+_LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher")
+
+_STATUS_BYTES, _COMMAND_BYTES = 8192, 4096
+_CAUGHT = re.compile(rb"^SigCgt:\s*([0-9a-fA-F]+)", re.MULTILINE)
+
+
+def catches(pid: int, sig: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal; False for one that has ended, or is not ours to see."""
+    found = _CAUGHT.search(_read(f"/proc/{pid}/status", _STATUS_BYTES))
+    return found is not None and bool(int(found[1], 16) >> (sig - 1) & 1)
+
+
+def catchers(leaders: Iterable[Process], sig: signal.Signals) -> list[Process]:
+    """The processes that are to get `sig`: from each leader downwards the first that catch it.
+
+    Any thread may ask. /proc is listed only where a leader does not catch it itself.
+    """
+    found, searched = list[Process](), list[int]()
+    for pid, start_ticks in leaders:
+        seen = stat(pid)
+        if seen is None or seen.start_ticks != start_ticks or seen.state in "ZX":
+            continue
+        if _takes(pid, sig):
+            found.append((pid, start_ticks))
+        else:
+            searched.append(pid)
+    return found + _below(searched, sig) if searched else found
+
+
+def send(processes: Iterable[Process], sig: signal.Signals) -> None:
+    """Send a signal to these very processes; those that have ended meanwhile are passed over."""
+    for pid, start_ticks in processes:
+        with contextlib.suppress(OSError):  # ended, or no descriptor left
+            descriptor = os.pidfd_open(pid)
+            try:
+                seen = stat(pid)
+                if seen and seen.start_ticks == start_ticks:
+                    signal.pidfd_send_signal(descriptor, sig)
+            finally:
+                os.close(descriptor)
+
+
+def _takes(pid: int, sig: signal.Signals) -> bool:
+    return catches(pid, sig) and not _stands_around(_command(pid))
+
+
+def _below(leaders: Collection[int], sig: signal.Signals) -> list[Process]:
+    """The same among what these have started; what has lost its parent is found by its process group."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+    seen = {pid: found for pid in pids if (found := stat(pid))}
+    children = defaultdict[int, list[int]](list)
+    for pid, process in seen.items():
+        children[process.parent].append(pid)
+    started = set[int](leaders)  # a list of processes is never of one moment, and may have circles
+    todo = [child for leader in leaders for child in children[leader]]
+    for pid in (below := list(todo)):
+        below += children[pid] if pid not in started else []
+        started.add(pid)
+    lost = {pid for pid, process in seen.items() if process.group in leaders} - started
+    todo += [pid for pid in lost if seen[pid].parent not in lost]
+    told, met = list[Process](), set[int](leaders)
+    while todo:
+        pid = todo.pop()
+        if pid in met:
+            continue
+        met.add(pid)
+        if seen[pid].state not in "ZX" and _takes(pid, sig):
+            told.append((pid, seen[pid].start_ticks))
+        else:
+            todo += children[pid]
+    return sorted(told)
+
+
+def _stands_around(command: Sequence[str]) -> bool:
+    """Whether a command is a launcher, or another program that only passes signals on or ends its own."""
+    words = tuple(command)
+    if launcher_of(words):
+        return True
+    if words and re.fullmatch(r"python[\d.]*|pt_main_thread", words[0].rpartition("/")[2]):
+        # `torchrun` is a Python script: its interpreter comes first. `-m` may stand after other options.
+        rest = words[1:]
+        if any(a == "-m" and b.startswith(_LAUNCHER_MODULES) for a, b in pairwise(rest)):
+            return True
+        words = tuple(word for word in rest if not word.startswith("-"))
+        return bool(words) and launcher_of(words) is not None
+    return bool(words) and words[0].rpartition("/")[2] in _AROUND
+
+
+def _command(pid: int) -> list[str]:
+    return [os.fsdecode(word) for word in _read(f"/proc/{pid}/cmdline", _COMMAND_BYTES).split(b"\0")]
+
+
+def _read(path: str, most_bytes: int) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read(most_bytes)
+    except OSError:
+        return b""

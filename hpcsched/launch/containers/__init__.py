@@ -1,0 +1,1 @@
+"""Containers that programs of jobs run in: one seam, and a module for each runtime."""

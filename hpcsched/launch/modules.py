@@ -1,0 +1,156 @@
+"""Environment modules (Lmod, Environment Modules): the variables that `module load` sets for a job.
+
+`module` is a function of the shell. A bash loads the modules and tells its environment, once for each launch;
+what that changes is laid over what the job inherits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpcsched.errors import BadEnvironment
+from hpcsched.launch.bounded_run import MAX_OUTPUT_BYTES, run_bounded
+from hpcsched.printing import printable
+
+WITHIN_S = 60.0
+"""Time that modules may take to load (chosen): their files lie on a busy shared filesystem."""
+
+FRESH_S = 5.0
+"""Time that an answer counts for those that have waited for it (chosen)."""
+
+_NO_MODULE, _NOT_LOADED = 97, 98
+_MARK = b"hpcsched: the environment follows\0"
+_UNCHANGED = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
+SITES = (
+    "/etc/profile.d/modules.sh",
+    "/etc/profile.d/lmod.sh",
+    "/etc/profile.d/z00_lmod.sh",
+    "/usr/share/modules/init/bash",
+    "/usr/share/lmod/lmod/init/bash",
+)
+"""Files that define `module`, where neither the environment nor $MODULESHOME does."""
+
+_SCRIPT = f"""
+have() {{ type module >/dev/null 2>&1; }}
+sites=$1
+shift
+have || for init in "${{MODULESHOME:-}}/init/bash" "${{LMOD_PKG:-}}/init/bash" $sites; do
+  if [ -r "$init" ]; then . "$init" >/dev/null; have && break; fi
+done
+have || exit {_NO_MODULE}
+for name in "$@"; do
+  before=${{LOADEDMODULES:-}}
+  module load "$name" >/dev/null || exit {_NOT_LOADED}
+  case ":${{LOADEDMODULES:-}}:" in
+    *":$name:"* | *":$name/"*) ;;
+    *) [ "${{LOADEDMODULES:-}}" != "$before" ] || exit {_NOT_LOADED} ;;
+  esac
+done
+printf '%s\\0' "hpcsched: the environment follows"
+env -0
+"""
+
+
+def load_modules(
+    names: tuple[str, ...],
+    environ: Mapping[str, str],
+    *,
+    within_s: float = WITHIN_S,
+    sites: Sequence[str] = SITES,
+) -> dict[str, str | None]:
+    """The variables that differ from `environ` once these modules are loaded, in order; None: unset.
+
+    Raises BadEnvironment, in one line.
+    """
+    what = f"modules = [{', '.join(names)}]"
+    try:
+        argv = ["bash", "--norc", "--noprofile", "-c", _SCRIPT, "modules", " ".join(sites), *names]
+        code, out, err = run_bounded(argv, environ=environ, within_s=within_s)
+    except TimeoutError:
+        raise BadEnvironment(f"{what}: not loaded within {within_s:g} s", transient=True) from None
+    except (OSError, ValueError) as error:
+        raise BadEnvironment(f"{what}: bash cannot be started: {printable(str(error))}") from None
+    if code == _NO_MODULE:
+        known = f"neither $MODULESHOME/init/bash nor one of {', '.join(sites[:2])} defines it"
+        raise BadEnvironment(f"{what}: there is no `module` on this host: {known}")
+    _, mark, told = out.partition(_MARK)
+    if code or not mark or len(out) >= MAX_OUTPUT_BYTES:
+        lines = err.decode(errors="replace").split("\n")
+        said = " ".join(line.strip() for line in lines if line.strip())[:300] or f"exit code {code}"
+        raise BadEnvironment(f"{what}: cannot be loaded: {printable(said)}")
+    found: dict[str, str | None] = {}
+    for entry in told.split(b"\0"):
+        name, sign, value = os.fsdecode(entry).partition("=")
+        if sign and name and name not in _UNCHANGED and environ.get(name) != value:
+            found[name] = value
+    there = {os.fsdecode(entry.partition(b"=")[0]) for entry in told.split(b"\0")}
+    return found | {name: None for name in environ if name not in there and name not in _UNCHANGED}
+
+
+def laid_over(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """`environ` with these changes."""
+    found = {**environ, **{name: value for name, value in changes.items() if value is not None}}
+    return {name: value for name, value in found.items() if changes.get(name, "") is not None}
+
+
+@dataclass(slots=True)
+class _Loading:
+    """A bash that loads modules, or has."""
+
+    thread: threading.Thread
+    waiting: set[Hashable] = field(default_factory=set)
+    changes: dict[str, str | None] | BadEnvironment | None = None
+    at: float = 0.0
+
+
+class Modules:
+    """Loads modules for launches, each time anew, in threads.
+
+    `environ`: what workers inherit. `clock` is monotonic, in seconds.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._environ, self._clock = environ, clock
+        self._loading: dict[tuple[str, ...], _Loading] = {}
+
+    def ready(self, names: tuple[str, ...], who: Hashable) -> bool:
+        """Whether `changes` would answer at once; if not, they are loaded from now on, in a thread."""
+        loading = self._loading.get(names)
+        if loading is not None and loading.thread.is_alive():
+            loading.waiting.add(who)
+            return False
+        if loading is not None and who in loading.waiting:
+            return True
+        self._begin(names).waiting.add(who)
+        return False
+
+    def changes(self, names: tuple[str, ...], who: Hashable) -> dict[str, str | None]:
+        """What loading these modules changes in the environment; may wait. Raises BadEnvironment."""
+        loading = self._loading.get(names)
+        fresh = loading is not None and (who in loading.waiting or self._clock() - loading.at < FRESH_S)
+        if loading is None or not fresh:
+            loading = self._begin(names)
+        loading.thread.join()  # it has its own limit
+        loading.waiting.discard(who)
+        found = loading.changes
+        if isinstance(found, BadEnvironment):
+            raise BadEnvironment(str(found), transient=found.transient)
+        assert found is not None
+        return found
+
+    def _begin(self, names: tuple[str, ...]) -> _Loading:
+        def load() -> None:
+            try:
+                loading.changes = load_modules(names, self._environ)
+            except BadEnvironment as error:
+                loading.changes = error
+            loading.at = self._clock()
+
+        thread = threading.Thread(target=load, name="modules", daemon=True)
+        loading = self._loading[names] = _Loading(thread)
+        thread.start()
+        return loading

@@ -1,0 +1,152 @@
+"""Accelerate's loops are suspended, go on, and keep their global batch over any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("accelerate", reason="Accelerate is not installed")
+
+from adapted import Job, apart, example
+
+STEPS = ("--steps", "12")
+
+
+def alone(folder: Path, *more: str, ranks: int = 1) -> dict[int, str]:
+    """The losses of an undisturbed training."""
+    ran = example("accelerate", "elastic.py", folder / "alone").run(*STEPS, *more, ranks=ranks)
+    assert ran.codes == [0] * ranks and len(ran.losses) == 12, ran.output
+    return ran.losses
+
+
+def test_a_training_that_was_suspended_ends_as_one_that_was_not(tmp_path: Path) -> None:
+    job = example("accelerate", "elastic.py", tmp_path / "job")
+    first = job.run(*STEPS, "--dropout=0.1", stop_at=0)
+    assert first.codes == [75] and first.losses.keys() == {1}, first.output
+    assert json.loads((job.folder / "STATE.json").read_text())["step"] == 1
+    assert (job.folder / "ready.1").exists() and (job.folder / "left.1").exists()
+    second = job.run(*STEPS, "--dropout=0.1")
+    assert second.codes == [0], second.output
+    assert {**first.losses, **second.losses} == alone(tmp_path, "--dropout=0.1")
+
+
+@pytest.mark.slow
+def test_two_ranks_that_were_suspended_end_as_two_that_were_not(tmp_path: Path) -> None:
+    """With periodic checkpoints after each step, of which two stay."""
+    job, losses = example("accelerate", "elastic.py", tmp_path / "job"), {}
+    for stop_at, codes in ((3, [75, 75]), (None, [0, 0])):
+        ran = job.run(*STEPS, "--dropout=0.1", ranks=2, stop_at=stop_at, HPCSCHED_CHECKPOINT_EVERY_S="0")
+        assert ran.codes == codes, ran.output
+        losses |= ran.losses
+        assert len([*(job.folder / "checkpoint").iterdir()]) == 2
+    assert losses == alone(tmp_path, "--dropout=0.1", ranks=2)
+
+
+@pytest.mark.slow
+def test_the_number_of_ranks_may_change_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """1, 2, 1: the same samples in each step, of which none is lost or seen twice."""
+    job, losses = example("accelerate", "elastic.py", tmp_path / "job"), {}
+    for ranks, stop_at, codes in ((1, 2, [75]), (2, 5, [75, 75]), (1, None, [0])):
+        ran = job.run(*STEPS, ranks=ranks, stop_at=stop_at)
+        assert ran.codes == codes, ran.output
+        assert not losses.keys() & ran.losses.keys()
+        losses |= ran.losses
+    assert apart(losses, alone(tmp_path)) < 1e-5
+
+
+def test_without_hpcsched_it_is_accelerates(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    ran = Job(tmp_path / "program.py", tmp_path / "job").run("2", "0", "", HPCSCHED_JOB_ID="")
+    assert ran.codes == [0] and ran.losses.keys() == {*range(1, 19)}, ran.output
+    assert {path.name for path in (tmp_path / "job").iterdir()} == {"output.1"}
+
+
+PROGRAM = """
+import sys, torch
+from accelerate.utils import DataLoaderConfiguration, set_seed
+from torch.utils.data import DataLoader, TensorDataset
+from hpcsched.integrations.accelerate import Accelerator
+
+micro, workers, split = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "split"
+set_seed(0)
+options = {"dataloader_config": DataLoaderConfiguration(split_batches=True)} if split else {}
+accelerator = Accelerator(gradient_accumulation_steps=micro, **options)
+torch.manual_seed(1)
+x = torch.randn(44, 4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+loader = DataLoader(TensorDataset(x, torch.arange(44)), batch_size=4, shuffle=True, num_workers=workers)
+held_out = DataLoader(TensorDataset(x, torch.arange(44)), batch_size=4)
+model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+loader, held_out = accelerator.prepare(loader, held_out)
+for epoch in accelerator.epochs(3):
+    for inputs, names in loader:
+        with accelerator.accumulate(model):
+            loss = model(inputs).square().mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        seen = accelerator.gather(names).tolist()
+        accelerator.print("seen", epoch, *seen, flush=True)
+        if accelerator.sync_gradients:
+            rate = scheduler.get_last_lr()[0]
+            accelerator.print(f"step {accelerator.completed_steps} loss {rate!r}", flush=True)
+    for _ in held_out:
+        pass
+    accelerator.print("over", epoch, accelerator.completed_steps, flush=True)
+accelerator.log({"accuracy": 0.5})
+accelerator.end_training()
+"""
+
+
+def samples(output: str) -> list[tuple[int, int]]:
+    lines = [line.split()[1:] for line in output.splitlines() if line.startswith("seen")]
+    return [(int(epoch), int(name)) for epoch, *names in lines for name in names]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [("2", "0", ""), ("2", "2", ""), ("1", "0", ""), ("1", "0", "split"), ("3", "0", "")]
+)
+def test_each_sample_once_an_epoch_and_one_tick_a_step(tmp_path: Path, how: tuple[str, ...]) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    whole = Job(tmp_path / "program.py", tmp_path / "alone").run(*how)
+    assert whole.codes == [0], whole.output
+    expected = sorted((epoch, name) for epoch in range(3) for name in range(44))
+    assert sorted(samples(whole.output)) == expected
+    job, seen, rates = Job(tmp_path / "program.py", tmp_path / "job"), [], {}
+    for ranks, stop_at in ((1, 1), (2, 3), (1, 6), (2, None)):
+        ran = job.run(*how, ranks=ranks, stop_at=stop_at)
+        assert ran.codes == [0 if stop_at is None else 75] * ranks, ran.output
+        seen += samples(ran.output)
+        rates |= ran.losses
+    assert rates == whole.losses
+    steps = len(whole.losses)
+    assert f"over 2 {steps}\n" in ran.output, "an epoch that was over is not begun again"
+    # Of 11 batches the last one is filled up where two ranks share it, from the beginning of the epoch.
+    begun = {epoch: [name for e, name in samples(whole.output) if e == epoch][:12] for epoch in range(3)}
+    assert set(seen) == set(expected)
+    assert all(name in begun[epoch] for epoch, name in seen if seen.count((epoch, name)) > 1)
+    assert json.loads((job.folder / "STATE.json").read_text())["metrics"] == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("DataLoaderConfiguration(use_stateful_dataloader=True)", "use_stateful_dataloader=True"),
+    ],
+)
+@pytest.mark.slow
+def test_what_cannot_be_kept_is_refused(tmp_path: Path, line: str, said: str) -> None:
+    pytest.importorskip("torchdata", reason="torchdata is not installed")
+    text = PROGRAM.replace("if split else {}", "").replace(
+        "DataLoaderConfiguration(split_batches=True)", line
+    )
+    (tmp_path / "program.py").write_text(text)
+    ran = Job(tmp_path / "program.py", tmp_path / "job").run("2", "0", "")
+    assert ran.codes == [1] and said in ran.output

@@ -1,0 +1,69 @@
+"""The table of frameworks: what is read of a program's output, and how runs are compared."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path.append(str(ROOT / "benchmarks"))
+
+from frameworks.examples import EXAMPLES  # noqa: E402
+from frameworks.table import BEGIN, END, Row, page, put  # noqa: E402
+from frameworks.trial import Printed, _toml, _with_steps  # noqa: E402
+
+WHOLE = "step 1 loss 0.5\nother\nstep 2 loss 0.25\nstep 3 loss 0.125\ndone step 3 loss 0.125\n"
+
+
+def test_lines_are_read_by_step() -> None:
+    printed = Printed.read(WHOLE)
+    assert printed.losses == {1: "0.5", 2: "0.25", 3: "0.125"}
+    assert (printed.done, printed.repeated) == (True, 0)
+    again = Printed.read("step 1 loss 0.5\nstep 2 loss 0.25\nstep 2 loss 0.2500001\n")
+    assert (again.done, again.repeated) == (False, 1)
+
+
+def test_a_last_digit_and_a_missing_step_are_seen() -> None:
+    whole = Printed.read(WHOLE)
+    assert Printed.read(WHOLE).compared(whole) == (True, 0.0, 0)
+    same, apart, missing = Printed.read(WHOLE.replace("0.25\n", "0.2500001\n")).compared(whole)
+    assert (same, missing) == (False, 0)
+    assert apart == pytest.approx(1e-7)
+    assert Printed.read("step 1 loss 0.5\n").compared(whole) == (False, 0.0, 2)
+
+
+def test_a_job_file_says_what_its_tables_do() -> None:
+    table = {
+        "schema": 1,
+        "job": [{"name": "it", "command": ["python", "a b.py", 'x="1"'], "gpus": {"min": 1, "max": 2}}],
+    }
+    assert tomllib.loads(_toml(table)) == table
+    assert _with_steps("python train.py --steps 60 --out o", 9) == "python train.py --steps 9 --out o"
+
+
+def test_the_table_is_put_between_its_marks(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    file.write_text(f"# Page\n\n{BEGIN}\nold\n{END}\n\nMore.\n")
+    row = Row("gpt", "A | B", {"torch": "2.13.0"}, changed=3)
+    row.fault("it never ended")
+    put(page([row]), file)
+    text = file.read_text()
+    assert "old" not in text
+    assert text.startswith("# Page\n") and text.endswith("\nMore.\n")
+    assert "| [A / B](../examples/gpt/README.md) | torch 2.13.0 |" in text
+    assert not row.ok
+
+
+def test_each_example_is_there_and_changes_no_more_lines_than_it_may() -> None:
+    for example in EXAMPLES:
+        assert (example.folder / "README.md").exists(), example.name
+        assert example.job("train.py") is not None, example.name
+        assert example.changed is None or example.changed <= example.most_changed, example.name
+
+
+def test_a_program_as_people_write_it_knows_nothing_of_hpcsched() -> None:
+    for example in EXAMPLES:
+        assert "hpcsched" not in (example.folder / "train.py").read_text(), example.name

@@ -1,0 +1,237 @@
+"""Programs that save by themselves: when they are suspended, what it means that they left, what it costs."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Launch, Suspend, Terminate
+from hpcsched.core.model import Kind, Restart
+from hpcsched.core.reasons import Why
+from hpcsched.core.saving import how_suspended
+from hpcsched.testing.builders import Driver, Planned, a_job, a_profile
+
+HANDLES = Restart(signal="SIGUSR1", saved_codes=(85,))
+
+
+def a_saver(name="a", restart=HANDLES, **rest):
+    return a_job(name, kind=Kind.COMMAND, command=("train",), restart=restart, **rest)
+
+
+def begun(*specs, **rest):
+    """The jobs run on all that they may have, and are seen to handle their signal."""
+    run = Driver(*specs, **rest)
+    for spec in specs:
+        run.tell(ev.WorkersSpawned, spec.name, processes=((100, 1),))
+        run.tell(ev.RestartSeen, spec.name, handles=True)
+    return run
+
+
+def passes(run, seconds):
+    run.now += seconds
+    run.tell(ev.ProgressObserved, progress=())
+
+
+def test_it_can_be_suspended_once_it_is_seen_to_save_by_itself():
+    run = Driver(a_saver())
+    run.tell(ev.WorkersSpawned, "a", processes=((100, 1),))
+    run.suspend("a")
+    assert run.states() == ["RUNNING"]  # nobody knows yet what its signal would do
+    (asked,) = run.tell(ev.RestartSeen, "a", handles=True)
+    assert isinstance(asked, Suspend)
+    assert run.states() == ["SUSPENDING"]
+
+
+@pytest.mark.parametrize("code", [0, 75, 128 + 10, 128 + 15, 85, 1, 137])
+def test_asked_to_save_it_is_suspended_whatever_its_exit_code(code):
+    run = begun(a_saver())
+    run.suspend("a")
+    run.tell(ev.RestartSeen, "a", handles=True, step=40, saved_at=run.now)
+    run.exits("a", code, step=41)
+    assert run.states() == ["SUSPENDED"]
+    job = run.job("a")
+    assert (job.saved_step, job.step, job.steps_repeated, job.failures) == (40, 40, 1, 0)
+    assert job.story[-1].reason.why is Why.SAVED
+    (launch,) = run.resume("a")
+    assert isinstance(launch, Launch) and launch.resume
+
+
+def test_exit_code_0_means_done_where_nobody_asked_or_nothing_is_left():
+    run = begun(a_saver())
+    run.exits("a", 0, step=100)
+    assert run.states() == ["COMPLETED"]
+    run = begun(a_saver())
+    run.suspend("a")
+    run.exits("a", 0, step=100)
+    assert run.states() == ["COMPLETED"]
+    run = begun(a_saver(steps=None))
+    run.suspend("a")
+    run.tell(ev.WorkersExited, "a", code=0, unasked=True)
+    assert run.states() == ["COMPLETED"]
+
+
+def test_what_was_not_saved_is_counted_and_told():
+    run = begun(a_saver())
+    run.now = 100.0
+    run.tell(ev.RestartSeen, "a", handles=False, step=40, saved_at=100.0)
+    run.now = 160.0
+    run.reports("a", 64)
+    run.suspend("a")
+    run.exits("a", 143, step=64, saved=40)
+    job = run.job("a")
+    assert (job.step, job.steps_repeated) == (40, 24)
+    assert str(job.story[-1].reason) == (
+        "left with exit code 143 and no newer checkpoint than the one of step 40 it had: "
+        "24 steps done again, about 60 s of work lost"
+    )
+
+
+def test_without_any_checkpoint_it_begins_once_more_and_says_so():
+    run = begun(a_saver(steps=None))
+    run.now = 30.0
+    run.suspend("a")
+    run.exits("a", 143)
+    assert str(run.job("a").story[-1].reason) == (
+        "left with exit code 143 and has no checkpoint: it begins once more, about 30 s of work lost"
+    )
+    (launch,) = run.resume("a")
+    assert not launch.resume
+
+
+def test_the_grace_counts_from_the_last_sign_of_saving_within_a_limit():
+    run = begun(a_saver(), grace_s=30.0)
+    run.suspend("a")
+    run.now = 25.0
+    run.tell(ev.SavingSeen, "a")
+    assert run.due("grace", "a") == 55.0
+    assert run.tell(ev.TimerFired, key=("grace", 1, 1)) == []  # that was the one before
+    for run.now in range(30, 620, 20):
+        run.tell(ev.SavingSeen, "a")
+    assert run.due("grace", "a") == 600.0
+    (end,) = run.ring("grace", "a")
+    assert isinstance(end, Terminate)
+    due = run.due("term", "a")
+    run.tell(ev.SavingSeen, "a")
+    assert run.due("term", "a") == due  # no longer
+
+
+def test_a_program_that_says_it_by_the_contract_goes_by_that():
+    run = begun(a_saver(gpus=(1, 4)), gpus=4)
+    run.tell(ev.WorkersReady, "a", in_place=True, parallel=True)
+    job = run.job("a")
+    assert job.in_place and not job.saves_by_itself
+    run.suspend("a")
+    run.exits("a", 0, step=10)  # it leaves with 75 when it has saved
+    assert run.states() == ["COMPLETED"]
+
+
+def test_a_policy_is_told_what_a_suspend_loses():
+    profile = a_profile("a", [1.0, 2.0, 3.0, 4.0], start_s=1.0, suspend_s=1.0)
+    run = Driver(a_saver(restart=Restart(batch="scales")), gpus=4, profiles=[profile])
+    run.tell(ev.WorkersSpawned, "a", processes=((100, 1),))
+    run.tell(ev.RestartSeen, "a", handles=False)
+    estimates, job = run.machine.estimates, run.job("a")
+    run.now = 50.0
+    run.reports("a", 40)
+    assert (estimates.unsaved_s(job), estimates.switch_s(job, 2)) == (50.0, 52.0)
+    assert not estimates.worth_changing(job, 0)  # 15 s are left of it
+    run.tell(ev.RestartSeen, "a", handles=False, step=40, saved_at=48.0)
+    assert estimates.unsaved_s(job) == 2.0
+    assert estimates.worth_changing(job, 0)
+    run.tell(ev.RestartSeen, "a", handles=True, step=40, saved_at=48.0)
+    assert estimates.unsaved_s(job) == 0.0
+
+
+def test_once_begun_it_keeps_its_count_as_its_global_batch_does():
+    run = begun(a_saver(gpus=(1, 8)), gpus=4)
+    assert run.job("a").limits(8) == (2, 2)  # it runs on two
+    run.suspend("a")
+    run.exits("a", 143)
+    assert run.job("a").limits(8) == (1, 8)  # it has saved nothing there
+    run.resume("a")
+    run.tell(ev.RestartSeen, "a", handles=True, step=10)
+    run.suspend("a")
+    run.exits("a", 143)
+    assert (run.job("a").limits(8), run.job("a").limits(1)) == ((2, 2), (2, 0))
+
+
+def test_accumulation_keeps_the_global_batch_on_the_counts_that_divide_it():
+    run = begun(a_saver(gpus=(1, 16), restart=Restart(batch="kept", accumulation=3)), gpus=4)
+    run.suspend("a")
+    run.exits("a", 143, saved=5)
+    job = run.job("a")
+    assert [gpus for gpus in range(1, 17) if job.allows(gpus)] == [1, 2, 3, 6]
+    assert (job.fitting(5), job.more_than(3), job.limits(16)) == (3, 6, (1, 6))
+
+
+def test_a_count_that_the_job_file_now_asks_for_is_taken_and_told():
+    run = begun(a_saver(gpus=2), gpus=4)
+    run.suspend("a")
+    run.exits("a", 143, saved=5)
+    run.define(a_saver(gpus=4))
+    run.resume("a")
+    assert run.job("a").width == 4
+    assert Why.OTHER_COUNT in [note.reason.why for note in run.job("a").story]
+
+
+def test_a_handler_that_saved_nothing_is_not_relied_on_the_next_time():
+    run = begun(a_saver(gpus=1))
+    run.now = 60.0
+    run.reports("a", 30)
+    run.suspend("a")
+    run.exits("a", 143, step=30)
+    run.resume("a")
+    run.tell(ev.RestartSeen, "a", handles=True)
+    passes(run, 40.0)
+    job, unsaved_s = run.job("a"), run.machine.estimates.unsaved_s
+    assert unsaved_s(job) == 40.0
+    run.suspend("a")
+    run.exits("a", 143, step=20, saved=20)
+    run.resume("a")
+    run.tell(ev.RestartSeen, "a", handles=True)
+    passes(run, 40.0)
+    assert unsaved_s(job) == 0.0
+
+
+def test_how_it_is_suspended_is_said_in_one_line():
+    run = Driver(a_saver(gpus=1, restart=Restart(speaks="transformers", recognised="it makes a Trainer")))
+    job = run.job("a")
+
+    def said():
+        return how_suspended(job, run.now, run.machine.estimates.unsaved_s(job))
+
+    assert said() == (
+        "saves by itself (transformers: it makes a Trainer), SIGTERM, once it is seen to run; "
+        "no checkpoint yet; a suspend now loses nothing"
+    )
+    run.tell(ev.RestartSeen, "a", handles=False, step=500, saved_at=0.0)
+    passes(run, 200.0)
+    assert said() == (
+        "saves by itself (transformers: it makes a Trainer), only as it goes: it does not catch SIGTERM; "
+        "newest checkpoint of step 500, 3 min ago; a suspend now loses 3 min of work"
+    )
+    run.tell(ev.RestartSeen, "a", handles=True, step=500, saved_at=0.0)
+    assert said().endswith(", SIGTERM; newest checkpoint of step 500, 3 min ago; a suspend now loses nothing")
+
+
+@pytest.mark.parametrize("policy", ["marble", "planner", "equal", "optimus"])
+def test_it_waits_until_as_many_gpus_are_free_as_it_began_on(policy):
+    run = Planned(a_saver(gpus=(1, 2)), gpus=4, policy=policy, profiles=[a_profile("a", [1.0, 2.0])])
+    run.tell(ev.WorkersSpawned, "a", processes=((100, 1),))
+    run.tell(ev.RestartSeen, "a", handles=True, step=10, saved_at=0.0)
+    assert run.job("a").width == 2
+    run.suspend("a")
+    run.exits("a", 143, step=10)
+    run.submit(a_job("b", gpus=3))
+    run.resume("a")
+    assert run.states() == ["SUSPENDED", "STARTING"]
+    assert str(run.machine.waiting_reason(run.job("a"))).startswith("waits for")
+    run.exits("b", 0)
+    assert run.job("a").width == 2
+
+
+def test_equal_shares_are_counts_that_jobs_may_have():
+    profiles = [a_profile(name, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) for name in ("a", "b")]
+    jobs = [a_job(name, gpus=(2, None), gpus_multiple=2) for name in ("a", "b")]
+    run = Driver(*jobs, gpus=6, policy="equal", profiles=profiles)
+    assert [run.job(name).width for name in ("a", "b")] == [4, 2]
