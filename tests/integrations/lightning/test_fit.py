@@ -56,7 +56,12 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", HOW)
+QUICK = ("epochs", "accumulation")
+
+
+@pytest.mark.parametrize(
+    "how", [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in HOW]
+)
 def test_suspended_in_the_middle_it_is_the_same_training(job: Job, how: str) -> None:
     job.through(stops=(3, 10), **HOW[how])
     assert job.attempts == 3
@@ -202,6 +207,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_with_its_code(job: Job) -> Non
     assert error.value.code == 74
 
 
+@pytest.mark.slow
 def test_saved_after_each_step_it_is_the_same_training(job: Job) -> None:
     job.patch.setenv("HPCSCHED_CHECKPOINT_EVERY_S", "0")
     job.patch.setenv("HPCSCHED_KEEP", "2")
@@ -237,6 +243,7 @@ def test_after_a_crash_what_was_logged_since_the_checkpoint_is_not_there_twice(j
     ]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_is_written_in_a_thread_is_waited_for(job: Job) -> None:
     for stops in ((3,), ()):
         job.begin()
@@ -244,6 +251,7 @@ def test_a_checkpoint_that_is_written_in_a_thread_is_waited_for(job: Job) -> Non
     assert [one[3] for one in of(job.seen, "batch")] == list(range(6))
 
 
+@pytest.mark.slow
 def test_a_fit_that_tunes_is_left_alone(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
     from lightning.pytorch.tuner import Tuner
 
@@ -260,6 +268,7 @@ def test_a_fit_that_tunes_is_left_alone(job: Job, capfd: pytest.CaptureFixture[s
     assert job.state["step"] == 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_job_goes_on_with_its_next_sample(job: Job) -> None:
     job.through(max_steps=13)
     last = next((job.folder / "logs").rglob("last.ckpt"))
@@ -320,6 +329,7 @@ def test_without_hpcsched_nothing_changes(tmp_path: Path) -> None:
     assert seen == others
 
 
+@pytest.mark.slow
 def test_tensorboard_goes_on_in_its_folder(job: Job) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     for stops in ((2,), ()):
