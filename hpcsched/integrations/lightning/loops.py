@@ -1,0 +1,72 @@
+"""Lightning's loops: what of them counts batches, and the one place where a training can be left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+IN_BATCHES = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval")
+"""What a Trainer counts in batches; the last two are a share of an epoch where they are no whole number."""
+
+
+def together(trainer: Any, world_size: int, *, scheduled: bool) -> int:
+    """How many of the program's batches all ranks take at a time, so that fewer are accumulated.
+
+    The most with which all that is counted in batches stays whole. `scheduled`: a callback changes the
+    accumulation while it trains, so that is left alone.
+    """
+    if scheduled:
+        return 1
+    counts = (getattr(trainer, name) for name in IN_BATCHES)
+    return math.gcd(world_size, *(count for count in counts if isinstance(count, int)))
+
+
+def count_by(trainer: Any, together: int) -> None:
+    """Have a trainer count what is taken at a time as one batch."""
+    for name in IN_BATCHES:
+        count = getattr(trainer, name)
+        if isinstance(count, int):
+            setattr(trainer, name, count // together)
+
+
+def recount(checkpoint: dict[str, Any], before: int, now: int) -> None:
+    """Count the batches in a checkpoint anew: `before` of the program's were one, and `now` are now."""
+    progress = checkpoint["loops"]["fit_loop"].get("epoch_loop.batch_progress", {})
+    for counts in (progress.get("total", {}), progress.get("current", {})):
+        for name in counts:
+            counts[name] = -(-counts[name] * before // now)
+
+
+def between_steps(trainer: Any, act: Callable[[], None]) -> None:
+    """Have `act` called before each batch of a fit, when all that belongs to the one before is done.
+
+    There is no hook for that: after `on_train_batch_end` come the module's own hook, the loggers, checkpoints
+    of other callbacks and a validation, and before `on_train_batch_start` the next batch has been fetched.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    advance = loop.advance
+
+    def act_and_advance(data_fetcher: Any) -> None:
+        act()
+        advance(data_fetcher)
+
+    loop.advance = act_and_advance
+
+
+def end_restart(trainer: Any) -> None:
+    """A checkpoint from between two steps leaves nothing to be made up for.
+
+    Lightning would run the validation of the step before again, or leave out what ends the epoch.
+    """
+    fit = trainer.fit_loop
+    for loop in (fit, fit.epoch_loop, fit.epoch_loop.val_loop):
+        loop._restarting = False
+
+
+def loss_of(trainer: Any, outputs: Any) -> Any:
+    """The loss of a batch among the outputs of its training step: a tensor, or None."""
+    loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+    if loss is not None and trainer.lightning_module.automatic_optimization:
+        loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it
+    return loss
