@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -19,7 +18,7 @@ FEATURES, HIDDEN, CLASSES, BATCH = 64, 512, 10, 512
 def start_state(optimizer):
     keys = jax.random.split(jax.random.key(0), 3)
     sizes = [(FEATURES, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, CLASSES)]
-    layers = [jax.random.normal(key, size) / size[0] ** 0.5 for key, size in zip(keys, sizes)]
+    layers = [jax.random.normal(key, size) / size[0] ** 0.5 for key, size in zip(keys, sizes, strict=True)]
     return {
         "model": layers,
         "optimizer": optimizer.init(layers),

@@ -22,7 +22,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from hpcsched.errors import ConfigError
 from hpcsched.worker.link import Link, Wish
 
-
 _has_initialized = False
 """Whether this program can be one of several processes."""
 
@@ -76,7 +75,7 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
                 where="JAX",
                 key="processes",
                 got=f"{self._link.world_size} processes that know nothing of each other",
-                accepted="hpcsched.integrations.jax.initialize(), or jax.distributed.initialize, at the start",
+                accepted="jax.distributed.initialize, or that of hpcsched.integrations.jax, at the start",
             )
         self._link.ready(parallel=_has_initialized or jax.process_count() > 1)
 
