@@ -81,7 +81,7 @@ def train(
             evals=evals,
             verbose_eval=False,  # a callback, as all that counts rounds
             xgb_model=bytearray(training.model) if training.model else xgb_model,
-            callbacks=[*told, _Round(rounds, training, num_boost_round)],
+            callbacks=[_Round(rounds, training, num_boost_round, told)],
             **more,
         )
         rounds.end(training, bytes(booster.save_raw("ubj")))
@@ -105,7 +105,7 @@ def fit(model: xgb.XGBModel, x: Any, y: Any, **options: Any) -> xgb.XGBModel:
     if training.model:
         options["xgb_model"] = xgb.Booster(model_file=bytearray(training.model))
     left = 0 if training.ended else max(0, total - training.done)
-    own = [*told, _Round(rounds, training, total)] if left else []
+    own = [_Round(rounds, training, total, told)] if left else []
     try:
         model.set_params(n_estimators=left, callbacks=own, early_stopping_rounds=None)
         model.fit(x, y, verbose=False, **options)
@@ -118,27 +118,41 @@ def fit(model: xgb.XGBModel, x: Any, y: Any, **options: Any) -> xgb.XGBModel:
 
 
 class _Round(TrainingCallback):  # type: ignore[misc]
-    """The last of the callbacks: what hpcsched hears and asks after each round."""
+    """The callbacks of the program, and then what hpcsched hears and asks after each round.
 
-    def __init__(self, rounds: Rounds, training: Training, total: int) -> None:
+    One for all of them, as XGBoost 2 calls its callbacks in no order.
+    """
+
+    def __init__(
+        self, rounds: Rounds, training: Training, total: int, told: Sequence[TrainingCallback]
+    ) -> None:
         super().__init__()
-        self._rounds, self._training, self._total = rounds, training, total
+        self._rounds, self._training, self._total, self._told = rounds, training, total, told
         self._before = training.done
 
     def before_training(self, model: xgb.Booster) -> xgb.Booster:
         self._rounds.ready()
+        for callback in self._told:
+            model = callback.before_training(model)
         if self._before:
             self._draw_others(model)
+        return model
+
+    def after_training(self, model: xgb.Booster) -> xgb.Booster:
+        for callback in self._told:
+            model = callback.after_training(model)
         return model
 
     def before_iteration(self, model: xgb.Booster, epoch: int, evals_log: Any) -> bool:
         if epoch == 0 and self._before:
             evals_log.update(self._training.history)
         self._training.history = evals_log
-        return False
+        return any(callback.before_iteration(model, epoch, evals_log) for callback in self._told)
 
     def after_iteration(self, model: xgb.Booster, epoch: int, evals_log: Any) -> bool:
         self._training.done = self._before + epoch + 1
+        if any(callback.after_iteration(model, epoch, evals_log) for callback in self._told):
+            return True
         if self._training.done < self._total:
             newest = [values[-1] for metrics in evals_log.values() for values in metrics.values()]
             loss = float(newest[-1]) if newest else None
