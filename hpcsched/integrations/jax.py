@@ -64,11 +64,13 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
     SystemExit. All processes call it. `metrics={"loss": ...}` goes to hpcsched too.
     """
 
+    _on_its_way: int | None = None
+    """The step of a save that another thread is about to finish."""
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._link = current()
         self._agreement = Agreement()
-        self._on_its_way: int | None = None
         self._link.take_signals()
         if self._link.world_size > jax.process_count():
             raise ConfigError(
@@ -87,22 +89,24 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
         self._link.report(step, None if loss is None else float(loss))
         wishes = self._agreement(self._link.wishes())
         if self._on_its_way is not None and not self.is_saving_in_progress():
-            self._is_saved(self._on_its_way)
+            self.wait_until_finished()
         saved = bool(super().save(step, *args, force=force or bool(wishes), **options))
         if saved:
             self._on_its_way = step
         if wishes:
-            self.wait_until_finished()  # it is in another thread
-            self._is_saved(step)
+            self.wait_until_finished()
         if wishes & Wish.STOP:
             self._link.leave()
         return saved
 
-    def _is_saved(self, step: int) -> None:
-        folder = Path(str(self.directory))
-        named = folder / str(step)
-        self._link.saved(step, named if named.exists() else folder)
-        self._on_its_way = None
+    def wait_until_finished(self) -> None:
+        """Until what `save` has begun is on disk; see `orbax.checkpoint.CheckpointManager`."""
+        super().wait_until_finished()
+        step, self._on_its_way = self._on_its_way, None
+        if step is not None:
+            folder = Path(str(self.directory))
+            named = folder / str(step)
+            self._link.saved(step, named if named.exists() else folder)
 
 
 class Agreement:
