@@ -35,6 +35,10 @@ _REMEMBER = (
 """Callbacks that remember earlier epochs."""
 
 
+_used: list[Link] = []
+"""The link, once a fit has it."""
+
+
 @lru_cache(maxsize=1)
 def current() -> Link:
     """The link of this process."""
@@ -54,7 +58,16 @@ def elastic(callbacks: Sequence[keras.callbacks.Callback] = ()) -> list[keras.ca
             got=f"{current().world_size} processes",
             accepted='one: processes = "one" in the job file',
         )
-    return [*callbacks, HpcschedCallback(callbacks)] if current().active else [*callbacks]
+    link = current()
+    if not link.active:
+        return [*callbacks]
+    if link in _used:
+        say(
+            "only the first fit of this program can be suspended: a later one begins anew if it is ended"
+        )
+        return [*callbacks]
+    _used.append(link)
+    return [*callbacks, HpcschedCallback(callbacks)]
 
 
 class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -109,6 +122,7 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if found is None:
             self._begun_with = _random_state()
             return
+        self.model._initial_epoch = None  # Keras has read it, and would begin another fit there
         history = self.model.history
         history.epoch, history.history = found["epochs"], found["history"]
         self._begun_with = found["begun_with"] if found["batch"] else found["random"]

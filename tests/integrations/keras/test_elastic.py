@@ -98,6 +98,23 @@ def test_early_stopping_remembers(tmp_path: Path) -> None:
     assert all((one == other).all() for one, other in zip(weights, same, strict=True))
 
 
+@pytest.mark.slow
+def test_a_second_fit_begins_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It has neither the first one's epoch nor its checkpoint."""
+
+    def twice(*stops: tuple[int, int]) -> Any:
+        first = trained(*stops, epochs=2)
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        second = model.fit(*samples(0), epochs=2, verbose=0, callbacks=ours.elastic([]))
+        return first[1:2], second.history
+
+    whole = twice()
+    assert Attempts(tmp_path).run(lambda: twice((1, 2))) == whole
+    assert capfd.readouterr().err.count("only the first fit of this program can be suspended") == 1
+
+
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="processes: 2 processes; accepted: one"):
         Attempts(tmp_path, HPCSCHED_RANK="0", HPCSCHED_WORLD_SIZE="2").run(trained)
