@@ -62,9 +62,7 @@ def elastic(callbacks: Sequence[keras.callbacks.Callback] = ()) -> list[keras.ca
     if not link.active:
         return [*callbacks]
     if link in _used:
-        say(
-            "only the first fit of this program can be suspended: a later one begins anew if it is ended"
-        )
+        say("only the first fit of this program can be suspended: a later one begins anew if it is ended")
         return [*callbacks]
     _used.append(link)
     return [*callbacks, HpcschedCallback(callbacks)]
@@ -255,14 +253,17 @@ def _memory(callback: keras.callbacks.Callback) -> dict[str, Any]:
     """What a callback of Keras' own remembers over epochs; of others nothing is known."""
     if not isinstance(callback, _REMEMBER):
         return {}
-    return {
-        name: value for name, value in vars(callback).items() if isinstance(value, _PLAIN) or _arrays(value)
-    }
+    return {name: value for name, value in vars(callback).items() if _is_memory(value)}
 
 
-def _arrays(value: Any) -> bool:
-    """Whether these are weights."""
-    return isinstance(value, list) and all(isinstance(each, np.ndarray) for each in value)
+def _is_memory(value: Any) -> bool:
+    """Whether it is a number, a text, weights, or what says which of two is better.
+
+    Older versions find the last one out at the end of an epoch, and forget what was best when they do.
+    """
+    if isinstance(value, list):
+        return all(isinstance(each, np.ndarray) for each in value)
+    return isinstance(value, _PLAIN) or getattr(value, "__name__", "") in ("less", "greater")
 
 
 def _value(logs: Any, name: str) -> list[float]:
