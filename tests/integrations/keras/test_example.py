@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("KERAS_BACKEND", "torch")
 pytest.importorskip("keras", reason="Keras is not installed")
 
 from exampleruns import ExampleRun, python
