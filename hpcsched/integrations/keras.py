@@ -56,7 +56,7 @@ def elastic(callbacks: Sequence[keras.callbacks.Callback] = ()) -> list[keras.ca
             where="Keras",
             key="processes",
             got=f"{current().world_size} processes",
-            accepted='one: processes = "one" in the job file',
+            accepted="one: processes = 1 in the job file",
         )
     link = current()
     if not link.active:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcsched.contract import exits
+from hpcsched.errors import ConfigError
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say, write_atomically
 
@@ -41,6 +42,14 @@ class Rounds:
     """
 
     def __init__(self, link: Link) -> None:
+        """Raises ConfigError where there are several processes, which would overwrite each other's files."""
+        if link.world_size > 1:
+            raise ConfigError(
+                where="boosting",
+                key="processes",
+                got=f"{link.world_size} processes",
+                accepted="one: processes = 1 in the job file",
+            )
         self.link = link
         self._saved = _read(link.checkpoint) if link.checkpoint else []
         self._made: list[Training] = []

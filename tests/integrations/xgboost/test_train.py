@@ -14,6 +14,7 @@ xgb = pytest.importorskip("xgboost", reason="XGBoost is not installed")
 from attempts import Attempts  # noqa: E402
 
 from hpcsched.contract import files  # noqa: E402
+from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.integrations import rounds  # noqa: E402
 from hpcsched.integrations.xgboost import fit, train  # noqa: E402
 
@@ -169,6 +170,11 @@ def test_old_checkpoints_go(tmp_path: Path) -> None:
     _, attempts = in_attempts(tmp_path, lambda: scheduled(2, 4, 6, 8))
     assert len(attempts.codes) == 4
     assert len(list((tmp_path / "checkpoint").iterdir())) == 2
+
+
+def test_several_processes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="processes: 2 processes; accepted: one"):
+        Attempts(tmp_path, HPCSCHED_RANK="1", HPCSCHED_WORLD_SIZE="2").run(scheduled)
 
 
 def test_without_hpcsched_it_is_xgboost() -> None:
