@@ -15,6 +15,7 @@ from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order, encode
 from hpcsched.contract.words import Stop
+from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
 from hpcsched.launch import caught
@@ -74,6 +75,7 @@ class LocalWorkers:
         self._saves: SaveCommand | None = None
         self._folder = plan.folder if plan else None
         self._idle = plan is not None and plan.idle
+        self._mpi = plan is not None and launcher_of(plan.argv) is KnownLauncher.MPIRUN
         self._attempts = [plan.attempt] if plan else []  # newest last
         self._control: int | None = None
         self._theirs: list[int] = []
@@ -153,7 +155,8 @@ class LocalWorkers:
         """Send `sig` to each rank's process group whose leader is still our unreaped child.
 
         The order to save and leave is put into the job's folder too: behind a launcher that has started ranks
-        in sessions of their own, no rank hears the signal.
+        in sessions of their own, no rank hears the signal. An mpirun gets no SIGTSTP at all: Open MPI's would
+        stop its ranks (SIGSTOP), and they could not save.
         """
         self._look()
         leaving = sig in LEAVE_SIGNALS
@@ -166,6 +169,8 @@ class LocalWorkers:
         for pid in self._ours:
             if self._idle and leaving:
                 lift_idle_priority(pid)
+            if self._mpi and sig is signal.SIGTSTP:
+                continue
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 if self.leaders_pass_signals or sig is signal.SIGKILL:
                     os.killpg(pid, sig)

@@ -487,6 +487,31 @@ def test_the_order_to_leave_is_a_file_too(tmp_path: Path, number: signal.Signals
     assert not list(tmp_path.glob("*.tmp")) and not (tmp_path / "stop.1").exists()
 
 
+@pytest.mark.parametrize(("program", "heard"), [("mpirun", "TERM"), ("other", "TSTP TERM")])
+def test_an_mpirun_is_not_sent_what_would_stop_its_ranks(tmp_path: Path, program: str, heard: str) -> None:
+    """Open MPI's makes SIGSTOP of SIGTSTP: the ranks hear of it by the file alone."""
+    script = tmp_path / program
+    script.write_text(
+        f"#!{PYTHON} -S\nimport pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTSTP, lambda *_: print('TSTP', flush=True))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit('TERM'))\n"
+        "pathlib.Path('begun').touch()\ntime.sleep(60)\n"
+    )
+    script.chmod(0o755)
+    workers = LocalLauncher().launch(plan(tmp_path, [str(script)], per_rank=False))
+    deadline = time.monotonic() + DEADLINE_S
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    workers.signal(signal.SIGTSTP)
+    assert json.loads((tmp_path / "stop.1").read_text()) == {"signal": "SIGTSTP"}
+    while "TSTP" in heard and "TSTP" not in text_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    workers.signal(signal.SIGTERM)
+    reaped(workers)
+    workers.close()
+    assert text_of(tmp_path).split() == heard.split()
+
+
 def test_the_stop_file_is_that_of_the_attempt_that_they_are_and_were(tmp_path: Path) -> None:
     workers = LocalLauncher().launch(plan(tmp_path, ["sleep", "60"]))
     workers.expect(2)

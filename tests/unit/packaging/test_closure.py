@@ -17,6 +17,10 @@ import closure  # noqa: E402
 OPTIONAL = {
     Path("hpcsched/planning/vsw/forecast.py"): {"sklearn", "statsmodels"},
     Path("hpcsched/examples/digits.py"): {"sklearn"},
+    Path("hpcsched/integrations/jax.py"): {"jax", "orbax"},
+    Path("hpcsched/integrations/keras.py"): {"keras"},
+    Path("hpcsched/integrations/lightgbm.py"): {"lightgbm"},
+    Path("hpcsched/integrations/xgboost.py"): {"xgboost"},
 }
 """What these say in one line that it is missing, when they are used."""
 

@@ -1,0 +1,126 @@
+"""Boosting, round by round: what the adapters of XGBoost and LightGBM share."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hpcsched.contract import exits
+from hpcsched.errors import ConfigError
+from hpcsched.worker.link import Link, Wish
+from hpcsched.worker.process.contract import say, write_atomically
+
+_ABOUT = "trainings.json"
+
+
+@dataclass
+class Training:
+    """One of the trainings that the program makes: `done` rounds, their model, and what was evaluated.
+
+    `history` is evaluations in the library's own form, of what JSON can hold. `best` is the best round,
+    where the model does not say it. `ended`: it is over.
+    """
+
+    done: int = 0
+    ended: bool = False
+    best: int = 0
+    history: Any = None
+    model: bytes = field(default=b"", repr=False)
+
+
+class Rounds:
+    """All trainings of this process, in the order in which it makes them; `current()` is the one there is.
+
+    A program that goes on makes the same calls anew: those that had ended give back what they ended with,
+    and the one that was interrupted goes on.
+    """
+
+    def __init__(self, link: Link) -> None:
+        """Raises ConfigError where there are several processes, which would overwrite each other's files."""
+        if link.world_size > 1:
+            raise ConfigError(
+                where="boosting",
+                key="processes",
+                got=f"{link.world_size} processes",
+                accepted="one: processes = 1 in the job file",
+            )
+        self.link = link
+        self._saved = _read(link.checkpoint) if link.checkpoint else []
+        self._made: list[Training] = []
+
+    def begin(self) -> Training:
+        """The training of this call: as it was saved, or a new one."""
+        at = len(self._made)
+        self._made.append(self._saved[at] if at < len(self._saved) else Training())
+        return self._made[-1]
+
+    def ready(self) -> None:
+        """This training can be suspended from now on; the program is one process, whatever devices it has."""
+        self.link.ready(parallel=False)
+
+    def after(self, training: Training, model: Callable[[], bytes], loss: float | None) -> None:
+        """A round is done, and it was not the last one: report it, save when due, leave when asked to.
+
+        Raises SystemExit when it leaves.
+        """
+        step = sum(each.done for each in self._made)
+        self.link.report(step, loss)
+        wishes = self.link.wishes()
+        if not wishes:
+            return
+        training.model = model()
+        try:
+            self._save(step)
+        except OSError as error:
+            say(f"round {step} could not be saved: {error}")
+            if wishes & Wish.STOP:
+                raise SystemExit(exits.CANNOT_SAVE) from None
+        if wishes & Wish.STOP:
+            self.link.leave()
+
+    def end(self, training: Training, model: bytes) -> None:
+        """The training is over: `model` is what it gives to the program."""
+        training.model, training.ended = model, True
+        self.link.report(sum(each.done for each in self._made))
+
+    def _save(self, step: int) -> None:
+        folder, env = self.link.checkpoint_dir, self.link.env
+        assert folder is not None and env is not None  # else nothing is wished
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / f"round-{step:09d}.zip"
+        write_atomically(path, _packed(self._made))
+        self.link.saved(step, path)
+        for old in sorted(folder.glob("round-*.zip"))[: -env.keep]:
+            old.unlink()
+
+
+@lru_cache(maxsize=1)
+def current() -> Rounds:
+    """The trainings of this process."""
+    return Rounds(Link())
+
+
+def _packed(trainings: list[Training]) -> bytes:
+    """All of them as a zip file: the models, and one file that tells the rest."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        about = [
+            {"done": each.done, "ended": each.ended, "best": each.best, "history": each.history}
+            for each in trainings
+        ]
+        archive.writestr(_ABOUT, json.dumps(about))
+        for at, each in enumerate(trainings):
+            archive.writestr(f"{at}.model", each.model)
+    return data.getvalue()
+
+
+def _read(path: Path) -> list[Training]:
+    with zipfile.ZipFile(path) as archive:
+        about = json.loads(archive.read(_ABOUT))
+        return [Training(**each, model=archive.read(f"{at}.model")) for at, each in enumerate(about)]

@@ -1,0 +1,22 @@
+"""The example under `hpcsched run`, suspended twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("orbax.checkpoint", reason="JAX and Orbax are not installed")
+pytest.importorskip("optax", reason="Optax is not installed")
+
+from exampleruns import ExampleRun, python
+
+
+@pytest.mark.slow
+def test_suspended_twice(tmp_path: Path) -> None:
+    work = ["--steps", "100", "--out", "out"]
+    lines = ExampleRun(tmp_path / "whole", python("jax/train.py", *work)).lines()
+    parts = ExampleRun(tmp_path / "parts", python("jax/elastic.py", *work)).suspended(5, 50)
+    assert parts.lines() == lines
+    assert parts.said().count("is asked to save") == 2
+    assert lines[-1].startswith("done step 100 ")

@@ -1,0 +1,65 @@
+"""Attempts of a job in this process: what an adapter sees of hpcsched, without an agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hpcsched.contract import files, variables
+from hpcsched.contract.state import State
+
+
+class Attempts:
+    """Runs a program until it ends, as a job whose folder is `folder`; `stop` is the order to save and leave.
+
+    `states` is what STATE.json said after each attempt that left, `codes` the exit codes of these.
+    """
+
+    def __init__(self, folder: Path, **more: str) -> None:
+        self.folder = folder
+        self.more = more
+        self.states: list[State] = []
+        self.codes: list[int] = []
+
+    def run(self, program: Callable[[], Any], most: int = 9) -> Any:
+        """What it returns in the end; at most `most` attempts."""
+        for _ in range(most):
+            with self._attempt():
+                try:
+                    return program()
+                except SystemExit as left:
+                    self.codes.append(int(str(left.code)))
+                    self.states.append(State.decode((self.folder / files.STATE).read_bytes()))
+        raise AssertionError(f"not done after {most} attempts")
+
+    @staticmethod
+    def stop() -> None:
+        """What the agent sends to a job that is to save and leave."""
+        signal.raise_signal(signal.SIGTSTP)
+
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        told = {
+            variables.JOB_ID: "1",
+            variables.JOB_DIR: str(self.folder),
+            variables.RUN_DIR: str(self.folder),
+            variables.CHECKPOINT_DIR: str(self.folder / "checkpoint"),
+            variables.CHECKPOINT_EVERY_S: "3600",
+            variables.ATTEMPT: str(len(self.states) + 1),
+            variables.RESUME: str(int((self.folder / files.STATE).exists())),
+            **self.more,
+        }
+        handlers = {each: signal.getsignal(each) for each in (signal.SIGTSTP, signal.SIGTERM)}
+        former = {name: os.environ.get(name) for name in told}
+        os.environ.update(told)
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+            for name, value in former.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
