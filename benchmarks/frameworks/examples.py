@@ -151,7 +151,7 @@ EXAMPLES = (
         title="MPI (mpi4py)",
         packages=("mpi4py", "numpy"),
         environment="mpi",
-        most_changed=5,
+        most_changed=10,
     ),
     Example(
         name="fsdp",
