@@ -23,6 +23,7 @@ class Visibility:
       process sees one only: the first in the list.
     - `hides` are variables and values by which a process sees no device, of whatever kind.
     - `device_files` begin the paths of files that only who uses the driver has open.
+    - `hook` are variables and values by which a container runtime's hook puts the driver into a container.
     """
 
     variable: str
@@ -33,6 +34,7 @@ class Visibility:
     part: str
     hides: tuple[tuple[str, str], ...]
     device_files: tuple[str, ...]
+    hook: tuple[tuple[str, str], ...]
 
     def short(self, name: str) -> str:
         """A device's name for people: of a UUID the beginning, which the runtime takes too."""
@@ -54,6 +56,7 @@ CUDA = Visibility(
     # compute on them in a job that was given CPU cores.
     hides=(("CUDA_VISIBLE_DEVICES", ""), ("HIP_VISIBLE_DEVICES", "-1")),
     device_files=("/dev/nvidia",),
+    hook=(("NVIDIA_VISIBLE_DEVICES", "all"), ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility")),
 )
 """NVIDIA GPUs: "CUDA environment variables" in the CUDA programming guide, "GPU isolation" in ROCm's."""
 

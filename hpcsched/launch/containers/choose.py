@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcsched.contract import variables
+from hpcsched.contract.visibility import CUDA
 from hpcsched.core.model import Container
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
@@ -25,9 +26,6 @@ RUNTIMES: Mapping[str, Runtime] = {
     "pyxis": Pyxis(),
     "bubblewrap": Bubblewrap(),
 }
-
-_NVIDIA = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-"""Have NVIDIA's hook put the driver into a container; which GPUs a program uses, CUDA's own variable says."""
 
 
 def runtime_of(container: Container, path: str) -> tuple[Runtime, str]:
@@ -78,8 +76,9 @@ def _one(
     program: str,
     inherited: Mapping[str, str],
 ) -> ProcessStart:
-    gpus = any(device.handle.startswith(("GPU-", "MIG-")) for device in plan.devices)
-    env = {**(_NVIDIA if gpus else {}), **start.env}
+    gpus = any(device.handle.startswith((CUDA.whole, CUDA.part)) for device in plan.devices)
+    # All of the host are put in; which of them the program uses, CUDA's own variable says.
+    env = {**dict(CUDA.hook if gpus else ()), **start.env}
     told = {name for name, value in env.items() if inherited.get(name) != value}
     folders = [str(plan.folder.parent.parent)]
     if checkpoints := env.get(variables.CHECKPOINT_DIR):
