@@ -101,6 +101,13 @@ class Bench:
             assert time.monotonic() < deadline, self.said
             time.sleep(0.005)
 
+    def until_all_listen(self, ranks: int) -> None:
+        """`ready` is rank 0's word; a rank prints its line once it has its handlers."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.said.count("root another system") < ranks:
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.005)
+
     def code(self, workers: Workers) -> int:
         deadline = time.monotonic() + DEADLINE_S
         while (code := workers.reap()) is None:
@@ -140,6 +147,7 @@ def test_ranks_see_the_image_and_the_folders_of_the_job(bench: Bench) -> None:
 def test_saves_and_leaves_when_asked_and_goes_on(bench: Bench, number: signal.Signals) -> None:
     workers = bench.trains(1, 100_000, ranks=2)
     bench.until("ready.1")
+    bench.until_all_listen(2)
     workers.signal(number)
     assert bench.code(workers) == 75, bench.said
     record = read_record(bench.folder)

@@ -64,8 +64,9 @@ def test_the_newest_come_last_whatever_their_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("pattern", ["", "none/*", "../*/none", "[", "out/checkpoint-[", "\0", "out/*/*/*"])
 def test_patterns_that_name_nothing(tmp_path: Path, pattern: str) -> None:
-    folder(tmp_path / "out/checkpoint-1", at=1, state=1)
-    assert names(tmp_path, pattern) == []
+    place = tmp_path / "own" / "work"  # nothing of other tests is beside it
+    folder(place / "out/checkpoint-1", at=1, state=1)
+    assert names(place, pattern) == []
 
 
 def test_what_is_not_finished_has_another_name(tmp_path: Path) -> None:

@@ -12,7 +12,17 @@ from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Handlers, Mechanism
-from hpcsched.core.mechanisms.cpu.cores import Allotment, Cores, Grant, fits, less, most, most_cores, of_slot
+from hpcsched.core.mechanisms.cpu.cores import (
+    Allotment,
+    Cores,
+    Grant,
+    fits,
+    less,
+    most,
+    most_cores,
+    of_slot,
+    total,
+)
 from hpcsched.core.mechanisms.cpu.layout import cores_of, said_seats
 from hpcsched.core.mechanisms.cpu.view import CoresView, CpuRule, Reseat, StartOnCores
 from hpcsched.core.model import Attempt, JobSpec, JobState, Role, SeatedAttempt, Usage
@@ -56,12 +66,10 @@ class Cpu(Mechanism):
     def room(self, host: str, *, lent: bool) -> dict[int, int]:
         """What could be had of the cores of a host: what is free, and if `lent` what free CPU slots could
         lend."""
-        room = self.cores.free(host)
         devices = self._ledger.devices
-        for gpu in self._ledger.free.on(host) if lent else ():
-            for core, part in of_slot(devices[gpu], devices.values()).items():
-                room[core] = room.get(core, 0) + part
-        return room
+        slots = [of_slot(devices[gpu], devices.values()) for gpu in self._ledger.free.on(host) if lent]
+        # Of a slot that was lost and is there again a job that still ends may have a part.
+        return less(total([self.cores.there(host), *slots]), self.cores.taken(host))
 
     # --- leases -----------------------------------------------------------------------------
 
