@@ -13,7 +13,7 @@ import hpcsched
 project = "hpcsched"
 version = release = hpcsched.__version__
 root_doc = "docs/index"
-LISTS = ("docs/index", "benchmarks/README")
+LISTS = ("docs/index", "benchmarks/README", "examples/README")
 """Pages whose lists of pages make the side bar."""
 include_patterns = [
     "docs/**.md",
@@ -21,6 +21,7 @@ include_patterns = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "benchmarks/*.md",
+    "examples/**.md",
     "profiles/README.md",
 ]
 exclude_patterns = [".*", "build", "hpcsched", "tests"]
