@@ -227,7 +227,8 @@ def test_a_program_that_knows_no_contract_is_measured_by_its_bar_and_its_checkpo
     result = CliRunner().invoke(profile, ["run", *FAST, "--gpus", "1", str(jobs)], catch_exceptions=False)
     assert result.exit_code == 0 and "checkpoints are left in" in result.stderr
     (found,) = kept(program)
-    assert 5 < found.throughput[1] < 50 and found.checkpoint_mib == 1.0
+    # A step takes 20 ms at least; a window that ends just after a step shows a little more than 50 in a second.
+    assert 5 < found.throughput[1] < 60 and found.checkpoint_mib == 1.0
     assert found.suspend_s is not None and found.resume_s is not None
     again = CliRunner().invoke(profile, ["run", *FAST, "--gpus", "1", str(jobs)])
     assert isinstance(again.exception, HpcschedError) and "no checkpoints" in str(again.exception)
@@ -239,6 +240,6 @@ def test_steps_are_found_by_a_pattern(program: Path) -> None:
     command = ["--", sys.executable, str(program), str(program.parent / "out")]
     result = CliRunner().invoke(profile, [*words, r"at step (\d+)$", *command], catch_exceptions=False)
     assert result.exit_code == 0 and "saves only as it goes" in result.stderr
-    assert 5 < kept(program)[0].throughput[1] < 50
+    assert 5 < kept(program)[0].throughput[1] < 60
     wrong = CliRunner().invoke(profile, [*words, "(a+)+", *command])
     assert isinstance(wrong.exception, HpcschedError) and wrong.exception.exit_code == 2
