@@ -124,6 +124,7 @@ def trainer_of(folder: Path, *callbacks: Any, **options: Any) -> pl.Trainer:
         **{
             "accelerator": "cpu",
             "callbacks": list(callbacks),
+            "default_root_dir": folder,
             "logger": pl.loggers.CSVLogger(folder / "logs", flush_logs_every_n_steps=1000),
             "enable_progress_bar": False,
             "enable_model_summary": False,

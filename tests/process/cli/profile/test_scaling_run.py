@@ -96,6 +96,7 @@ def alive(folder: Path) -> list[int]:
 
 
 def test_a_program_is_measured_suspended_and_resumed(program: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
     result = measure(program, "good", "--json")
     (found,) = parse_profiles(result.stdout, where="out")
     assert kept(program) == (found,)
@@ -111,7 +112,7 @@ def test_a_program_is_measured_suspended_and_resumed(program: Path) -> None:
         samples = db.samples(found)
     assert [s.gpus for s in samples] == [1, 1, 2, 2] and all(s.seconds >= 0.2 for s in samples)
     assert alive(program.parent) == [] and not list(program.parent.glob("hpcsched-profile-*"))
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_program_without_suspension_is_measured_all_the_same(program: Path) -> None:
@@ -227,7 +228,7 @@ def test_a_program_that_knows_no_contract_is_measured_by_its_bar_and_its_checkpo
     result = CliRunner().invoke(profile, ["run", *FAST, "--gpus", "1", str(jobs)], catch_exceptions=False)
     assert result.exit_code == 0 and "checkpoints are left in" in result.stderr
     (found,) = kept(program)
-    # A step takes 20 ms at least; a window that ends just after a step shows a little more than 50 in a second.
+    # A step takes 20 ms at least; a window that ends just after one shows a little more than 50 a second.
     assert 5 < found.throughput[1] < 60 and found.checkpoint_mib == 1.0
     assert found.suspend_s is not None and found.resume_s is not None
     again = CliRunner().invoke(profile, ["run", *FAST, "--gpus", "1", str(jobs)])
