@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,22 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 # Threads of a training that wait for each other sleep: where several tests share the cores, spinning ones
 # take what the awaited ones need, and steps take ten times as long.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+_HANDLED = (signal.SIGTERM, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """What a test does with signals in its own process goes with it: what is ignored would be by all that
+    later tests start, and a handler that stays is called for them."""
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    try:
+        return (yield)
+    finally:
+        for number, handler in before.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -97,10 +97,10 @@ while True:
         log(terminated=int(command[2]), known=known)
     elif command[0] == "quit":
         log(quit=command)
+        os.unlink(where)
     line.sendall(answer.encode())
     line.close()
     if command[:1] == ["quit"]:
-        os.unlink(where)
         break
 """
 
@@ -153,5 +153,8 @@ def mps_host(gpus: list[str]) -> Iterator[MpsHost]:
         for socket_ in folder.glob("*/*/pipe/control"):
             with socket.socket(socket.AF_UNIX) as line, suppress(OSError):
                 line.connect(str(socket_))
+                line.settimeout(10.0)
                 line.sendall(b'{"command": "quit"}')
+                line.shutdown(socket.SHUT_WR)
+                line.recv(1)  # it writes its log until then
         shutil.rmtree(folder)
