@@ -31,7 +31,7 @@ def abandon(
     while attempts or (keeping() and time.monotonic() < deadline):
         for attempt in list(attempts.values()):
             if attempt.self_saving:
-                attempt.self_saving.look_outside()
+                attempt.self_saving.end_asked()
             try:
                 code = attempt.reap()
             except LaunchError:

@@ -144,6 +144,8 @@ class WatchedAttempt:
         """Whether a report of its program is likely to come at any moment."""
         if self.over is not None:
             return self.self_saving is not None  # a last look at its checkpoints
+        if self.self_saving is not None and self.self_saving.settles:
+            return True
         return self.resizing is not None or (not self.ready and now < self.began + READY_FAST_POLL_FOR_S)
 
     def send(self, sig: signal.Signals) -> None:

@@ -9,6 +9,7 @@ folder.
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +74,8 @@ class OwnCheckpoints:
         """The newest whole one at the last look."""
         self.changed_at = float("-inf")
         """When a look last found one that is new or has changed, on the clock of `look`."""
+        self.settling = False
+        """Whether the last look found one that is taken for whole if it does not change for a while."""
         with contextlib.suppress(OSError, BadInput):
             self._record = decode_file(self._file, _Record)
 
@@ -86,8 +89,11 @@ class OwnCheckpoints:
         if anew:
             self._file.parent.mkdir(mode=0o700, exist_ok=True)
             self._record = _Record()
-            found = self._find()
-            self._record = _Record(before_ns=max((one.mark[0] for one in found), default=0))
+            # Times in the future would hide what the job saves itself: such ones are known by their marks.
+            now_ns, found = time.time_ns(), self._find()
+            before_ns = max((one.mark[0] for one in found if one.mark[0] <= now_ns), default=0)
+            later = {str(one.path): one.mark for one in found if one.mark[0] > now_ns}
+            self._record = _Record(before_ns=before_ns, doubted=later)
             self._write()
         self.look(0.0)
 
@@ -137,6 +143,7 @@ class OwnCheckpoints:
         since, whole, doubted = self._since, list[Checkpoint](), list[Checkpoint]()
         self._since = {}
         found = self._find()
+        self.settling = False
         for one in found:
             mark, unchanged = since.get(one.path, (None, now if self._looked else float("-inf")))
             if mark not in (None, one.mark):
@@ -147,6 +154,7 @@ class OwnCheckpoints:
             # A program writes one after the other: those before the last are done with.
             settled = by_itself or one is not found[-1] or now - unchanged >= self._settled_s(one)
             settled = settled and one.last is not Last.MISSING
+            self.settling |= not settled and one.last in (Last.UNKNOWN, Last.OVERTAKEN)
             (whole if settled or one.last is Last.NEWEST else doubted).append(one)
         self._looked = True
         newest = max(whole, key=lambda one: one.mark, default=None)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpcsched.agent.own_checkpoints import OwnCheckpoints, Saved
 from hpcsched.contract.exits import CANNOT_SAVE, SUSPENDED
@@ -35,17 +35,24 @@ LAST_LOOK_S = 10.0
 """Time that the look after its end may take (chosen); a file system that hangs holds nothing up longer."""
 
 
+SETTLES_WITHIN_S = 10.0
+"""Time that a program without a handler goes on after it was asked, so that what it has just saved is whole
+(chosen); half of its time to leave where that is less."""
+
 COMMAND_ENDS_WITHIN_S = 10.0
 """Time that a suspend command has to end when its time is over (chosen)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of it at the last look; `changed_at` is monotonic time."""
+    """What was seen of it at the last look, which began at `at`; times are monotonic. `settling`: one of its
+    checkpoints is whole if it does not change any more."""
 
     handles: bool = False
     newest: Saved | None = None
     changed_at: float = float("-inf")
+    settling: bool = False
+    at: float = float("-inf")
 
 
 class SelfSaving:
@@ -80,6 +87,8 @@ class SelfSaving:
         """Whether it caught that."""
         self._grace_s = 0.0
         """The time that it was given for that."""
+        self._ends_by: float | None = None
+        """When it gets SIGTERM at the latest, as it catches nothing."""
         self._before_asked: Saved | None = None
         self._outside: tuple[int, str] | None = None
         """What became of the suspend command, once that is known."""
@@ -87,6 +96,8 @@ class SelfSaving:
         """When the suspend command is over at the latest."""
         self._told: tuple[bool, int | None, float | None] | None = None
         self._told_saving = float("-inf")
+        self._error: Exception | None = None
+        """Why a look has failed, the last that did."""
         self._ended: bool | None = None
         self._ended_at = 0.0
         self._done = threading.Event()
@@ -102,15 +113,22 @@ class SelfSaving:
             period_s = LOOK_S
             while self._ended is None:
                 began, before = time.monotonic(), self.seen
-                self._look(began)
+                try:
+                    self._look(began)
+                except Exception as error:  # the next look may see what this one could not
+                    self._error, self.seen = error, replace(before, at=began)
                 starts = began < self._began + STARTS_WITHIN_S
-                period_s = LOOK_S if self.seen != before or starts else min(SELDOM_S, 1.5 * period_s)
+                changed = replace(self.seen, at=before.at) != before
+                period_s = LOOK_S if changed or starts else min(SELDOM_S, 1.5 * period_s)
                 wait_s = period_s if self.asked_at is None else ASKED_LOOK_S
                 self._wake.wait(max(wait_s, (time.monotonic() - began) / MOST_SHARE))
                 self._wake.clear()
             self._read_progress()
             self._checkpoints.over(time.monotonic(), by_itself=self._ended)
-            self.seen = Seen(self.seen.handles, self._checkpoints.newest, self._checkpoints.changed_at)
+            newest, changed_at = self._checkpoints.newest, self._checkpoints.changed_at
+            self.seen = replace(self.seen, newest=newest, changed_at=changed_at)
+        except Exception as error:  # told with its end
+            self._error = error
         finally:
             self._done.set()
 
@@ -118,7 +136,8 @@ class SelfSaving:
         self._checkpoints.look(now)
         self._read_progress()
         handles = bool(self._restart.suspend_command) or self._catches()
-        self.seen = Seen(handles, self._checkpoints.newest, self._checkpoints.changed_at)
+        found = self._checkpoints
+        self.seen = Seen(handles, found.newest, found.changed_at, found.settling, now)
 
     def _read_progress(self) -> None:
         if self._progress is not None:
@@ -138,10 +157,11 @@ class SelfSaving:
         elif self._restart.suspend_command:
             self._command_until = time.monotonic() + within_s + COMMAND_ENDS_WITHIN_S
             self._workers.save_by(self._restart.suspend_command, within_s)
-        elif self._signal:
+        elif self._caught and self._signal:
             self._workers.ask_to_save(self._signal)
         else:
-            self._workers.signal(signal.SIGTERM)
+            self._ends_by = time.monotonic() + min(SETTLES_WITHIN_S, within_s / 2)
+        self.end_asked()
         self._wake.set()
 
     def _catches(self) -> bool:
@@ -172,10 +192,17 @@ class SelfSaving:
         if saving and now >= self._told_saving + min(SAVING_SEEN_S, self._grace_s / 4):
             self._told_saving = now
             yield ev.SavingSeen(at=at, job_id=job_id, attempt=attempt)
-        self.look_outside()
+        self.end_asked()
 
-    def look_outside(self) -> None:
-        """End what a suspend command has saved, or could not save."""
+    def end_asked(self) -> None:
+        """End what catches nothing, once what it has just saved is whole; and what a suspend command has
+        saved, or could not save."""
+        now, asked = time.monotonic(), self.asked_at or 0.0
+        if self._ends_by is not None and (
+            now >= self._ends_by or self._done.is_set() or (self.seen.at >= asked and not self.seen.settling)
+        ):
+            self._ends_by = None
+            self._workers.ask_to_save(self._signal) if self._signal else self._workers.signal(signal.SIGTERM)
         if self._outside is None and (result := self._workers.saved_by) is not None:
             self._outside = result
             if result[0] == 0:
@@ -192,7 +219,7 @@ class SelfSaving:
 
         A suspend command may end it before it has ended itself.
         """
-        self.look_outside()
+        self.end_asked()
         if self._outside is None and time.monotonic() < self._command_until:
             return False
         if self._ended is None:
@@ -202,11 +229,13 @@ class SelfSaving:
 
     def _by_itself(self, code: int) -> bool:
         """Whether it has ended when it wanted to, so that what it saved is whole."""
-        if self.outside or code in (0, SUSPENDED, *self._restart.saved_codes):
+        if self.outside or code in (SUSPENDED, *self._restart.saved_codes):
             return True
-        if self.asked_at is None or not self._caught:
+        if self.asked_at is None or self.settles:
+            return code == 0
+        if not self._caught:  # SIGTERM has ended it, whatever a shell around it says
             return False
-        return code == 128 + (self._signal or 0) or (self._launcher and code < 128)
+        return code in (0, 128 + (self._signal or 0)) or (self._launcher and code < 128)
 
     def code(self, code: int, *, unasked: bool, done: bool) -> int:
         """Its exit code in the words of the contract: 75 if it has saved and left.
@@ -238,11 +267,16 @@ class SelfSaving:
 
     @property
     def detail(self) -> str:
-        """Why it could not be saved from outside; "" if nothing is known."""
+        """Why it could not be saved from outside, or be watched; "" if nothing is known."""
         if self._outside is None or self._outside[0] == 0:
-            return ""
+            return f"its checkpoints could not be looked at: {self._error}" if self._error else ""
         code, words = self._outside
         return f"suspend_command ended with exit code {code}{f': {words}' if words else ''}"
+
+    @property
+    def settles(self) -> bool:
+        """Whether it was asked to end, and gets SIGTERM once what it has just saved is whole."""
+        return self._ends_by is not None
 
     @property
     def outside(self) -> bool:

@@ -1,8 +1,9 @@
 """Which processes of an attempt catch a signal: one that asks them to save would only end the others.
 
-A signal goes to the program, not to what stands around it: a shell, `env` or `srun` that does not catch it is
-left alone, a launcher that would end its ranks too. What a program has started itself (loaders, ranks of its
-own) is for the program to tell.
+A signal goes to the program, not to what stands around it: a shell, `env` or `srun` is left alone, a launcher
+that would end its ranks too. What a program has started itself (loaders, ranks of its own) is for the program
+to tell. A shell never counts, whatever its traps: for `trap ... EXIT` bash catches every signal that ends it,
+and then dies without a word to its programs.
 """
 
 from __future__ import annotations
@@ -22,25 +23,34 @@ from hpcsched.launch.proc import stat
 _AROUND = frozenset(
     {"uv", "uvx", "tini", "dumb-init", "catatonit", "pid1", "apptainer", "singularity", "starter"}
     | {"prted", "orted", "hydra_pmi_proxy", "pmi_proxy"}
+    | {"sh", "ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "ksh93", "mksh", "tcsh", "zsh"}
 )
-"""Programs that catch signals only to pass them on, or to end what they have started."""
+"""Programs that catch signals only to pass them on, or to end what they have started, and shells."""
 
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher")
 
-_STATUS_BYTES, _COMMAND_BYTES = 8192, 4096
+_STATUS_BYTES, _COMMAND_BYTES = 1 << 20, 4096
+"""The line of a process's groups alone, before that of its signals, may have 65,536 numbers."""
 _CAUGHT = re.compile(rb"^SigCgt:\s*([0-9a-fA-F]+)", re.MULTILINE)
 
 
 def catches(pid: int, sig: signal.Signals) -> bool:
-    """Whether a process has a handler for a signal; False for one that has ended, or is not ours to see."""
-    found = _CAUGHT.search(_read(f"/proc/{pid}/status", _STATUS_BYTES))
+    """Whether a process has a handler for a signal; False for one that has ended, or is not ours to see.
+
+    Raises OSError if that cannot be read.
+    """
+    status = _read(f"/proc/{pid}/status", _STATUS_BYTES)
+    found = _CAUGHT.search(status)
+    if status and not found:
+        raise OSError(f"/proc/{pid}/status does not say which signals are caught")
     return found is not None and bool(int(found[1], 16) >> (sig - 1) & 1)
 
 
 def catchers(leaders: Iterable[Process], sig: signal.Signals) -> list[Process]:
     """The processes that are to get `sig`: from each leader downwards the first that catch it.
 
-    Any thread may ask. /proc is listed only where a leader does not catch it itself.
+    Any thread may ask. /proc is listed only where a leader does not catch it itself. Raises OSError if they
+    cannot be seen, as where no descriptor is left.
     """
     found, searched = list[Process](), list[int]()
     for pid, start_ticks in leaders:
@@ -57,7 +67,7 @@ def catchers(leaders: Iterable[Process], sig: signal.Signals) -> list[Process]:
 def send(processes: Iterable[Process], sig: signal.Signals) -> None:
     """Send a signal to these very processes; those that have ended meanwhile are passed over."""
     for pid, start_ticks in processes:
-        with contextlib.suppress(OSError):  # ended, or no descriptor left
+        with contextlib.suppress(OSError):  # ended, or no descriptor left, not even to see who it is
             descriptor = os.pidfd_open(pid)
             try:
                 seen = stat(pid)
@@ -110,7 +120,7 @@ def _stands_around(command: Sequence[str]) -> bool:
             return True
         words = tuple(word for word in rest if not word.startswith("-"))
         return bool(words) and launcher_of(words) is not None
-    return bool(words) and words[0].rpartition("/")[2] in _AROUND
+    return bool(words) and words[0].rpartition("/")[2].removeprefix("-") in _AROUND
 
 
 def _command(pid: int) -> list[str]:
@@ -118,8 +128,9 @@ def _command(pid: int) -> list[str]:
 
 
 def _read(path: str, most_bytes: int) -> bytes:
+    """The file's beginning; empty if its process has ended, or is not ours to see."""
     try:
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
             return file.read(most_bytes)
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return b""

@@ -22,11 +22,11 @@ class Stat:
 
 
 def stat(pid: int) -> Stat | None:
-    """The entry of a process in /proc; None if there is no such process (a zombie is one)."""
+    """The entry of a process in /proc; None if there is no such process (a zombie is one) that we may see."""
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:  # noqa: PTH123 - on the path of every launch
             text = file.read(1024)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # the last where /proc has hidepid=1
         return None
     # The name in parentheses may itself hold spaces and parentheses; fields are counted after the last one.
     fields = text[text.rindex(b")") + 2 :].split()

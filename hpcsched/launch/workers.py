@@ -20,6 +20,7 @@ from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
 from hpcsched.launch import caught
 from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
+from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import group_exists, living, signal_followers, stat
 from hpcsched.launch.saved_outside import SaveCommand
 from hpcsched.launch.spawn import lift_idle_priority
@@ -80,6 +81,8 @@ class LocalWorkers:
         self._control: int | None = None
         self._theirs: list[int] = []
         self._permits: list[int] = []
+        self._catchers: list[Process] = []
+        """Who caught the signal that asks to save when that was last seen."""
         self._running: dict[int, None] = {}  # by rank
         self._ended: list[int] = []  # exit codes in order of time
         self._ours: set[int] = set()  # leaders not reaped: nobody else can have their pids
@@ -180,15 +183,20 @@ class LocalWorkers:
             self._write_stop(sig.name)
 
     def catches(self, sig: Signals) -> bool:
-        """Whether a program of them catches `sig`. Any thread may ask."""
-        return bool(caught.catchers(self.processes, sig))
+        """Whether a program of them catches `sig`, as far as could be seen last. Any thread may ask."""
+        with contextlib.suppress(OSError):
+            self._catchers = caught.catchers(self.processes, sig)
+        return bool(self._catchers)
 
     def ask_to_save(self, sig: Signals) -> None:
         """Send `sig` to those programs that catch it; if none does, SIGTERM to all."""
         self._look()
         ours = [process for process in self.processes if process[0] in self._ours]
-        # Twice: to be wrong here costs all that it has not saved.
-        told = caught.catchers(ours, sig) or caught.catchers(ours, sig)
+        try:
+            # Twice: to be wrong here costs all that it has not saved.
+            told = caught.catchers(ours, sig) or caught.catchers(ours, sig)
+        except OSError:
+            told = self._catchers if ours else []
         if not told:
             self.signal(signal.SIGTERM)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched.launch import caught
 from hpcsched.launch.caught import catchers, catches, send
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
@@ -92,9 +94,19 @@ def test_what_a_shell_has_started(start: Callable[..., Process], tmp_path: Path)
     until((tmp_path / "a.told").exists)
 
 
-def test_a_shell_with_a_trap_tells_its_programs_itself(start: Callable[..., Process], tmp_path: Path) -> None:
-    leader = start(f"trap : USR1; {PYTHON} program.py a; echo", "a")
-    until(lambda: catchers([leader], signal.SIGUSR1) == [leader])
+@pytest.mark.parametrize("trap", ["trap : USR1", "trap : EXIT", "trap : EXIT TERM USR1"])
+def test_a_shell_with_a_trap_is_left_alone(start: Callable[..., Process], tmp_path: Path, trap: str) -> None:
+    """For `trap ... EXIT` bash catches all signals that end it, and dies without a word to its programs."""
+    leader = start(f"exec bash -c '{trap}; {PYTHON} program.py a; echo'", "a")
+    assert catches(leader[0], signal.SIGUSR1)
+    assert [pid for pid, _ in catchers([leader], signal.SIGUSR1)] == pids(tmp_path, "a")
+
+
+def test_a_shell_alone_saves_nothing(start: Callable[..., Process], tmp_path: Path) -> None:
+    leader = start("exec bash -c 'trap : EXIT; touch up; sleep 60; echo'")
+    until((tmp_path / "up").exists)
+    (tmp_path / "up").unlink()
+    assert catches(leader[0], signal.SIGUSR1) and catchers([leader], signal.SIGUSR1) == []
 
 
 def test_the_ranks_and_not_their_launcher(start: Callable[..., Process], tmp_path: Path) -> None:
@@ -116,3 +128,19 @@ def test_a_pid_that_is_used_again_gets_nothing(start: Callable[..., Process], tm
     send([other], signal.SIGUSR1)
     assert not (tmp_path / "a.told").exists()
     assert stat(leader[0])
+
+
+def test_what_cannot_be_read_is_not_taken_for_no_handler(
+    start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = start(f"exec {PYTHON} program.py a", "a")
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="does not say"):
+        patched.setattr(caught, "_STATUS_BYTES", 64)  # as with very many groups before that line
+        catchers([leader], signal.SIGUSR1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            catches(leader[0], signal.SIGUSR1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,20 @@ def test_what_was_there_before_is_somebody_elses(place: Place) -> None:
     assert step(checkpoints) == place.at_launch() == 10
     assert place.begun().newest is None, "anew: all that it has saved before does not count"
     assert place.at_launch() is None
+
+
+def test_times_in_the_future_of_what_was_there_before_hide_nothing(place: Place) -> None:
+    place.saves(900)
+    ahead = time.time() + 3600
+    os.utime(place.workdir / "c-900", (ahead, ahead))
+    checkpoints = place.begun()
+    assert step(checkpoints) is None
+    place.saves(10)
+    checkpoints.look(1.0)
+    assert checkpoints.settling
+    checkpoints.over(10.0, by_itself=True)
+    assert step(checkpoints) == place.at_launch() == 10
+    assert not checkpoints.settling
 
 
 def test_one_that_does_not_change_any_more_is_whole(place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from hpcsched.agent import self_saving
 from hpcsched.agent.own_checkpoints import OwnCheckpoints, Saved
-from hpcsched.agent.self_saving import SAVING_SEEN_S, STARTS_WITHIN_S, Seen, SelfSaving
+from hpcsched.agent.self_saving import SAVING_SEEN_S, SETTLES_WITHIN_S, STARTS_WITHIN_S, Seen, SelfSaving
 from hpcsched.core.events import CheckpointSaved, Event, RestartSeen, SavingSeen
 from hpcsched.core.model import Restart
 from hpcsched.testing.launch import FIRST_PID, FakeWorkers, Script
@@ -164,6 +165,58 @@ def test_what_its_end_means_when_it_was_asked(
         assert one.code(0, unasked=True) == one.code(0, done=True) == 0
 
 
+def test_without_a_handler_it_goes_on_until_what_it_has_just_saved_is_whole(program: Any) -> None:
+    one = program()
+    one.saving._done.clear()  # somebody looks
+    one.sees(step=10, changed=True)
+    one.saving.ask(30.0)
+    assert one.workers.signals == [] and one.saving.settles, (
+        "what it has saved since the last look is not known"
+    )
+    one.saving.seen = replace(one.saving.seen, settling=True, at=one.now)
+    one.news()
+    assert one.workers.signals == []
+    one.saving.seen = replace(one.saving.seen, settling=False, at=one.now)
+    one.news()
+    assert one.workers.signals == [signal.SIGTERM] and not one.saving.settles
+    one.news()
+    assert one.workers.signals == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(("grace_s", "waits_s"), [(4.0, 2.0), (300.0, SETTLES_WITHIN_S)])
+def test_it_does_not_go_on_for_long(program: Any, grace_s: float, waits_s: float) -> None:
+    one = program()
+    one.saving._done.clear()
+    one.saving.ask(grace_s)
+    one.saving.seen = replace(one.saving.seen, settling=True, at=one.now)
+    one.news(waits_s - 0.1)
+    assert one.workers.signals == []
+    assert not one.saving.looked(1) and one.saving._ended is False
+    one.news(0.2)
+    assert one.workers.signals == [signal.SIGTERM]
+
+
+def test_a_look_that_fails_does_not_end_the_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_saving, "LOOK_S", 0.01)
+    checkpoints, looks = OwnCheckpoints(TERM, folder=tmp_path, workdir=tmp_path), list[float]()
+
+    def look(now: float) -> None:
+        looks.append(now)
+        if len(looks) == 1:
+            raise RuntimeError("odd name")
+
+    monkeypatch.setattr(checkpoints, "look", look)
+    saving = SelfSaving(TERM, checkpoints, FakeWorkers([FIRST_PID], Script(on_signal={})))
+    deadline = time.monotonic() + 20.0
+    while len(looks) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    while not saving.looked(1):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert saving.detail == "its checkpoints could not be looked at: odd name"
+
+
 def test_one_that_could_not_have_heard_has_not_saved_for_that(program: Any) -> None:
     one = program()
     one.sees(step=10)
@@ -182,7 +235,8 @@ def test_unasked_its_end_is_its_own(program: Any) -> None:
 @pytest.mark.parametrize(
     ("code", "handles", "launcher", "by_itself"),
     [
-        (0, False, False, True),
+        (0, True, False, True),
+        (0, False, False, False),
         (75, False, False, True),
         (143, True, False, True),
         (143, False, False, False),
