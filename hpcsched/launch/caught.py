@@ -1,9 +1,8 @@
 """Which processes of an attempt catch a signal: one that asks them to save would only end the others.
 
-A signal goes to the program, not to what stands around it: a shell, `env` or `srun` is left alone, a launcher
-that would end its ranks too. What a program has started itself (loaders, ranks of its own) is for the program
-to tell. A shell never counts, whatever its traps: for `trap ... EXIT` bash catches every signal that ends it,
-and then dies without a word to its programs.
+A signal goes to the program, not to what stands around it: a shell, `env` or `srun` that does not catch it is
+left alone, a launcher that would end its ranks too. What a program has started itself (loaders, ranks of its
+own) is for the program to tell. A shell with a trap is the program only if none below it catches the signal.
 """
 
 from __future__ import annotations
@@ -23,9 +22,16 @@ from hpcsched.launch.proc import stat
 _AROUND = frozenset(
     {"uv", "uvx", "tini", "dumb-init", "catatonit", "pid1", "apptainer", "singularity", "starter"}
     | {"prted", "orted", "hydra_pmi_proxy", "pmi_proxy"}
-    | {"sh", "ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "ksh93", "mksh", "tcsh", "zsh"}
 )
-"""Programs that catch signals only to pass them on, or to end what they have started, and shells."""
+"""Programs that catch signals only to pass them on, or to end what they have started."""
+
+_SHELLS = frozenset(
+    {"sh", "ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "ksh93", "mksh", "tcsh", "zsh"}
+)
+
+_NOBODY_TRAPS = signal.SIGVTALRM
+"""For `trap ... EXIT` bash catches this one and all others that end it; then it dies without a word to its
+programs."""
 
 _LAUNCHER_MODULES = ("torch.distributed.", "accelerate.commands.", "deepspeed.launcher")
 
@@ -57,7 +63,7 @@ def catchers(leaders: Iterable[Process], sig: signal.Signals) -> list[Process]:
         seen = stat(pid)
         if seen is None or seen.start_ticks != start_ticks or seen.state in "ZX":
             continue
-        if _takes(pid, sig):
+        if catches(pid, sig) and _is_program(_command(pid)):
             found.append((pid, start_ticks))
         else:
             searched.append(pid)
@@ -77,10 +83,6 @@ def send(processes: Iterable[Process], sig: signal.Signals) -> None:
                 os.close(descriptor)
 
 
-def _takes(pid: int, sig: signal.Signals) -> bool:
-    return catches(pid, sig) and not _stands_around(_command(pid))
-
-
 def _below(leaders: Collection[int], sig: signal.Signals) -> list[Process]:
     """The same among what these have started; what has lost its parent is found by its process group."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
@@ -95,17 +97,29 @@ def _below(leaders: Collection[int], sig: signal.Signals) -> list[Process]:
         started.add(pid)
     lost = {pid for pid, process in seen.items() if process.group in leaders} - started
     todo += [pid for pid in lost if seen[pid].parent not in lost]
-    told, met = list[Process](), set[int](leaders)
+    told, shells, met = list[Process](), list[Process](), set[int]()
+    todo += leaders
     while todo:
         pid = todo.pop()
-        if pid in met:
+        if pid in met or pid not in seen:
             continue
         met.add(pid)
-        if seen[pid].state not in "ZX" and _takes(pid, sig):
-            told.append((pid, seen[pid].start_ticks))
-        else:
-            todo += children[pid]
-    return sorted(told)
+        if seen[pid].state not in "ZX" and catches(pid, sig):
+            if _is_program(command := _command(pid)):
+                told.append((pid, seen[pid].start_ticks))
+                continue
+            if _is_shell(command) and not catches(pid, _NOBODY_TRAPS):
+                shells.append((pid, seen[pid].start_ticks))
+        todo += children[pid]
+    return sorted(told or shells)
+
+
+def _is_program(command: Sequence[str]) -> bool:
+    return not (_stands_around(command) or _is_shell(command))
+
+
+def _is_shell(command: Sequence[str]) -> bool:
+    return bool(command) and command[0].rpartition("/")[2].removeprefix("-") in _SHELLS
 
 
 def _stands_around(command: Sequence[str]) -> bool:
@@ -120,7 +134,7 @@ def _stands_around(command: Sequence[str]) -> bool:
             return True
         words = tuple(word for word in rest if not word.startswith("-"))
         return bool(words) and launcher_of(words) is not None
-    return bool(words) and words[0].rpartition("/")[2].removeprefix("-") in _AROUND
+    return bool(words) and words[0].rpartition("/")[2] in _AROUND
 
 
 def _command(pid: int) -> list[str]:

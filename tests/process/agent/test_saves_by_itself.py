@@ -100,6 +100,44 @@ def test_a_drain_saves_them_and_they_go_on(bench: Bench) -> None:
 
 
 @pytest.mark.slow
+def test_what_was_saved_just_before_a_suspend_counts(bench: Bench) -> None:
+    """One file that is written over again and again, and no handler: as nanoGPT has it."""
+    (bench.folder / "gpt.py").write_text(
+        textwrap.dedent("""
+            import os, sys, time
+            step = int(open("out/ckpt.pt").read()) if len(sys.argv) > 1 else 0
+            print("from", step, flush=True)
+            os.makedirs("out", exist_ok=True)
+            while True:
+                step += 1
+                if not os.path.exists("go"):
+                    time.sleep(0.1)
+                elif len(sys.argv) == 1:
+                    with open("out/ckpt.pt", "w") as file:
+                        file.write(str(step))
+                    print("wrote", step, flush=True)
+                    time.sleep(60)
+                else:
+                    time.sleep(0.1)
+        """)
+    )
+    keys = {"restartable": True, "checkpoints": "out/ckpt.pt", "resume_args": ["{checkpoint}"], "gpus": 1}
+    agent = bench.start(
+        bench.set_of(job("gpt", command=[*PYTHON, "gpt.py"], **keys)), "--devices", "cpu:1", "--grace", "20"
+    )
+    bench.until(lambda: said(bench, 1, "from"))
+    (bench.folder / "go").touch()
+    bench.until(lambda: said(bench, 1, "wrote"))
+    assert bench("suspend", "gpt").returncode == 0
+    bench.until(lambda: bench.states()["gpt"] == "SUSPENDED")
+    bench("resume", "gpt")
+    bench.until(lambda: len(said(bench, 1, "from")) == 2)
+    assert said(bench, 1, "from")[1:] == said(bench, 1, "wrote")
+    bench("cancel", "gpt")
+    assert agent.wait() == 0
+
+
+@pytest.mark.slow
 def test_a_suspend_of_one_makes_room_for_another(bench: Bench) -> None:
     agent = bench.start(
         bench.set_of(trains(bench, "a", "--steps", LONG, "--stop-by", "SIGTERM")), "--devices", "cpu:1"

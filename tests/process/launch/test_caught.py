@@ -95,18 +95,24 @@ def test_what_a_shell_has_started(start: Callable[..., Process], tmp_path: Path)
 
 
 @pytest.mark.parametrize("trap", ["trap : USR1", "trap : EXIT", "trap : EXIT TERM USR1"])
-def test_a_shell_with_a_trap_is_left_alone(start: Callable[..., Process], tmp_path: Path, trap: str) -> None:
-    """For `trap ... EXIT` bash catches all signals that end it, and dies without a word to its programs."""
+def test_a_program_and_not_the_shell_around_it(
+    start: Callable[..., Process], tmp_path: Path, trap: str
+) -> None:
+    """A shell runs its trap only when its program has ended."""
     leader = start(f"exec bash -c '{trap}; {PYTHON} program.py a; echo'", "a")
     assert catches(leader[0], signal.SIGUSR1)
     assert [pid for pid, _ in catchers([leader], signal.SIGUSR1)] == pids(tmp_path, "a")
 
 
-def test_a_shell_alone_saves_nothing(start: Callable[..., Process], tmp_path: Path) -> None:
-    leader = start("exec bash -c 'trap : EXIT; touch up; sleep 60; echo'")
-    until((tmp_path / "up").exists)
-    (tmp_path / "up").unlink()
-    assert catches(leader[0], signal.SIGUSR1) and catchers([leader], signal.SIGUSR1) == []
+@pytest.mark.parametrize(("trap", "told"), [("trap : USR1", True), ("trap : EXIT", False)])
+def test_a_shell_with_a_trap_is_the_program_where_no_other_catches(
+    start: Callable[..., Process], trap: str, told: bool
+) -> None:
+    """For `trap ... EXIT` bash catches all signals that end it, and dies without a word to its programs."""
+    leader = start(f"exec bash -c '{trap}; sleep 60; echo'")
+    until(lambda: catches(leader[0], signal.SIGUSR1))
+    until(lambda: catches(leader[0], signal.SIGVTALRM) is not told)
+    assert catchers([leader], signal.SIGUSR1) == ([leader] if told else [])
 
 
 def test_the_ranks_and_not_their_launcher(start: Callable[..., Process], tmp_path: Path) -> None:
