@@ -107,7 +107,7 @@ EXAMPLES = (
         packages=("torch",),
         environment="",
         most_changed=5,
-        more_steps=5,
+        more_steps=15,
     ),
     Example(
         name="gpt",
