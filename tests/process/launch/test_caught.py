@@ -109,7 +109,8 @@ def test_a_shell_with_a_trap_is_the_program_where_no_other_catches(
     start: Callable[..., Process], trap: str, told: bool
 ) -> None:
     """For `trap ... EXIT` bash catches all signals that end it, and dies without a word to its programs."""
-    leader = start(f"exec bash -c '{trap}; sleep 60; echo'")
+    inner = trap if told else ":"  # what it has forked is no second program
+    leader = start(f"exec bash -c '{trap}; ({inner}; sleep 60; echo); echo'")
     until(lambda: catches(leader[0], signal.SIGUSR1))
     until(lambda: catches(leader[0], signal.SIGVTALRM) is not told)
     assert catchers([leader], signal.SIGUSR1) == ([leader] if told else [])
