@@ -47,8 +47,8 @@ class Saved:
 
 class _Record(msgspec.Struct):
     """`before_ns`: what is not newer was there before the job began, and is somebody else's. `doubted`: what
-    is not whole, by path. `newest`: what was known to be whole, last. `outside`: a suspend command has saved
-    the program."""
+    is not whole, by path, and what was there before with a time in the future. `newest`: what was known to be
+    whole, last. `outside`: a suspend command has saved the program."""
 
     before_ns: int = 0
     doubted: dict[str, Mark] = {}

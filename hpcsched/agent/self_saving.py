@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hpcsched.agent.own_checkpoints import OwnCheckpoints, Saved
 from hpcsched.contract.exits import CANNOT_SAVE, SUSPENDED
@@ -52,7 +52,7 @@ class Seen:
     newest: Saved | None = None
     changed_at: float = float("-inf")
     settling: bool = False
-    at: float = float("-inf")
+    at: float = field(default=float("-inf"), compare=False)
 
 
 class SelfSaving:
@@ -118,8 +118,7 @@ class SelfSaving:
                 except Exception as error:  # the next look may see what this one could not
                     self._error, self.seen = error, replace(before, at=began)
                 starts = began < self._began + STARTS_WITHIN_S
-                changed = replace(self.seen, at=before.at) != before
-                period_s = LOOK_S if changed or starts else min(SELDOM_S, 1.5 * period_s)
+                period_s = LOOK_S if self.seen != before or starts else min(SELDOM_S, 1.5 * period_s)
                 wait_s = period_s if self.asked_at is None else ASKED_LOOK_S
                 self._wake.wait(max(wait_s, (time.monotonic() - began) / MOST_SHARE))
                 self._wake.clear()
@@ -146,9 +145,9 @@ class SelfSaving:
     # -- on the agent's --------------------------------------------------------------------------------
 
     def ask(self, within_s: float) -> None:
-        """Have it save and end: by its signal if it catches that, else by SIGTERM; or by the command that
-        saves it from outside, within this time. One whose training is done is left to end by itself: started
-        again, its framework would do a step more."""
+        """Have it save and end: by its signal if it catches that, else by SIGTERM once what it has just saved
+        is whole; or by the command that saves it from outside, within this time. One whose training is done
+        is left to end by itself: started again, its framework would do a step more."""
         if self.asked_at is None:
             self.asked_at, self._before_asked = time.monotonic(), self.seen.newest
             self._caught, self._grace_s = self._catches(), within_s
@@ -201,8 +200,11 @@ class SelfSaving:
         if self._ends_by is not None and (
             now >= self._ends_by or self._done.is_set() or (self.seen.at >= asked and not self.seen.settling)
         ):
-            self._ends_by = None
+            self._ends_by, self._caught = None, self._catches()  # it may have a handler by now
             self._workers.ask_to_save(self._signal) if self._signal else self._workers.signal(signal.SIGTERM)
+        self._look_outside()
+
+    def _look_outside(self) -> None:
         if self._outside is None and (result := self._workers.saved_by) is not None:
             self._outside = result
             if result[0] == 0:
@@ -219,7 +221,7 @@ class SelfSaving:
 
         A suspend command may end it before it has ended itself.
         """
-        self.end_asked()
+        self._look_outside()
         if self._outside is None and time.monotonic() < self._command_until:
             return False
         if self._ended is None:

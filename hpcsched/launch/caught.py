@@ -99,7 +99,6 @@ def _below(leaders: Collection[int], sig: signal.Signals) -> list[Process]:
     todo += [pid for pid in lost if seen[pid].parent not in lost]
     told, shells, met = list[Process](), list[Process](), set[int]()
     todo += leaders
-    below_shells = set[int]()  # what a shell has forked is one too, until it begins its program
     while todo:
         pid = todo.pop()
         if pid in met or pid not in seen:
@@ -110,11 +109,11 @@ def _below(leaders: Collection[int], sig: signal.Signals) -> list[Process]:
                 told.append((pid, seen[pid].start_ticks))
                 continue
             if _is_shell(command) and not catches(pid, _NOBODY_TRAPS):
-                shells += [(pid, seen[pid].start_ticks)] if pid not in below_shells else []
-                below_shells.update(children[pid])
-        below_shells.update(children[pid] if pid in below_shells else ())
+                shells.append((pid, seen[pid].start_ticks))
         todo += children[pid]
-    return sorted(told or shells)
+    # What a shell has forked is one too, until it begins its program.
+    forked = {child for pid, _ in shells for child in children[pid]}
+    return sorted(told or [shell for shell in shells if shell[0] not in forked])
 
 
 def _is_program(command: Sequence[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -17,6 +18,7 @@ from hpcsched.launch import caught
 from hpcsched.launch.caught import catchers, catches, send
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
+from hpcsched.launch.workers import LocalWorkers
 
 PYTHON = f"{sys.executable} -S -E"
 PATIENCE_S = 20.0
@@ -110,9 +112,8 @@ def test_a_shell_with_a_trap_is_the_program_where_no_other_catches(
 ) -> None:
     """For `trap ... EXIT` bash catches all signals that end it, and dies without a word to its programs."""
     inner = trap if told else ":"  # what it has forked is no second program
-    leader = start(f"exec bash -c '{trap}; ({inner}; sleep 60; echo); echo'")
-    until(lambda: catches(leader[0], signal.SIGUSR1))
-    until(lambda: catches(leader[0], signal.SIGVTALRM) is not told)
+    leader = start(f"exec bash -c '{trap}; ({inner}; echo $BASHPID > inner; sleep 60; echo); echo'", "inner")
+    assert catches(leader[0], signal.SIGUSR1)
     assert catchers([leader], signal.SIGUSR1) == ([leader] if told else [])
 
 
@@ -135,6 +136,34 @@ def test_a_pid_that_is_used_again_gets_nothing(start: Callable[..., Process], tm
     send([other], signal.SIGUSR1)
     assert not (tmp_path / "a.told").exists()
     assert stat(leader[0])
+
+
+def test_who_cannot_be_seen_is_told_as_last_seen(
+    start: Callable[..., Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader = start(f"exec {PYTHON} program.py a", "a")
+    workers = LocalWorkers()
+    workers.add(leader[0])
+    assert workers.catches(signal.SIGUSR1)
+
+    def refuse(*_: object) -> list[Process]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(caught, "catchers", refuse)
+    assert workers.catches(signal.SIGUSR1)
+    workers.ask_to_save(signal.SIGUSR1)
+    until((tmp_path / "a.told").exists)
+    workers.close()
+
+
+def test_what_is_not_ours_to_see_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with hidepid=1, where the entry of /proc is listed and cannot be read."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert stat(os.getpid()) is None and not catches(os.getpid(), signal.SIGUSR1)
 
 
 def test_what_cannot_be_read_is_not_taken_for_no_handler(

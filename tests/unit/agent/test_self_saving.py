@@ -183,6 +183,25 @@ def test_without_a_handler_it_goes_on_until_what_it_has_just_saved_is_whole(prog
     assert one.workers.signals == [signal.SIGTERM]
 
 
+def test_what_ends_meanwhile_has_ended_by_itself(program: Any) -> None:
+    one = program()
+    one.saving._done.clear()
+    one.saving.ask(30.0)
+    one.saving.seen = replace(one.saving.seen, at=one.now)
+    one.saving.looked(0)
+    assert one.saving._ended is True and one.workers.signals == []
+
+
+def test_a_handler_that_comes_meanwhile_is_asked(program: Any) -> None:
+    one = program()
+    one.saving._done.clear()
+    one.sees(step=10)
+    one.saving.ask(30.0)
+    one.sees(handles=True, step=20)
+    one.news(SETTLES_WITHIN_S)
+    assert one.workers.signals == [signal.SIGTERM] and one.code(0) == 75
+
+
 @pytest.mark.parametrize(("grace_s", "waits_s"), [(4.0, 2.0), (300.0, SETTLES_WITHIN_S)])
 def test_it_does_not_go_on_for_long(program: Any, grace_s: float, waits_s: float) -> None:
     one = program()
