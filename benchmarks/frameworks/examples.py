@@ -25,7 +25,7 @@ class Example:
     `packages`: the distributions whose versions the table names. `environment`: which one of
     packaging/framework_envs.sh has them. `most_changed`: lines that elastic.py may have changed of train.py.
     `never_wider`: why it is not promoted ("": it is). `begins_on`: slots that it begins on; promoted it has
-    twice as many. `more_steps`: it needs so many times the usual steps.
+    twice as many.
     """
 
     name: str
@@ -35,7 +35,6 @@ class Example:
     most_changed: int
     never_wider: str = ""
     begins_on: int = 1
-    more_steps: float = 1.0
 
     @property
     def folder(self) -> Path:
@@ -107,7 +106,6 @@ EXAMPLES = (
         packages=("torch",),
         environment="",
         most_changed=5,
-        more_steps=15,
     ),
     Example(
         name="gpt",

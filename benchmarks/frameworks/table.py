@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from frameworks.examples import EXAMPLES, ROOT, Example, python_of, versions
-from frameworks.trial import Course, Failed, Printed, Trial
+from frameworks.trial import Course, Failed, Printed, TooShort, Trial
 
 BEGIN = "<!-- table: written by benchmarks/frameworks -->"
 END = "<!-- end of table -->"
 STEPS = 60
+LONGER, MOST_TIMES_LONGER = 5, 25
+"""How many times as long a training is that was done too soon, and is at most (chosen)."""
 TEN_MINUTES_S = 600.0
 
 T = TypeVar("T")
@@ -30,6 +32,7 @@ class Row:
     name: str
     title: str
     versions: dict[str, str] = field(default_factory=dict)
+    steps: int = STEPS
     as_it_is: str = ""
     unchanged: str = ""
     changed: int | None = None
@@ -47,9 +50,22 @@ class Row:
 
 
 def try_example(example: Example, *, python: str, steps: int, place: Path) -> Row:
-    """Run all there is of one example."""
-    row = Row(example.name, example.title, dict(versions(python, example.packages)))
-    steps = max(3, round(steps * example.more_steps))
+    """Run all there is of one example, anew with more steps if it is done before it can be suspended."""
+    most = steps * MOST_TIMES_LONGER
+    while True:
+        row = Row(example.name, example.title, dict(versions(python, example.packages)), steps)
+        try:
+            return _filled(row, example, python=python, place=place)
+        except TooShort as error:
+            if steps >= most:
+                row.fault(str(error))
+                return row
+            steps *= LONGER
+
+
+def _filled(row: Row, example: Example, *, python: str, place: Path) -> Row:
+    """The row, with all its cells. Raises TooShort."""
+    steps = row.steps
 
     def trial(program: str) -> Trial:
         return Trial(example, program, python=python, steps=steps, place=place / example.name)
@@ -116,7 +132,7 @@ def _suspended(row: Row, trial: Trial, whole: Printed) -> str:
 def _promoted(trial: Trial, whole: Printed) -> str:
     course = trial.promoted()
     if max(course.widths, default=1) < 2:
-        raise Failed(f"it was never promoted: {course.widths} slots")
+        raise TooShort(f"it was never promoted: {course.widths} slots")
     return f"{' → '.join(map(str, course.widths))} slots, {_compared(course, whole)}"
 
 
@@ -164,7 +180,9 @@ def main() -> int:
     names = [example.name for example in EXAMPLES]
     parser = argparse.ArgumentParser(prog="benchmarks/frameworks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(names)}; all by default")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each training; {STEPS}")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, help=f"of each training, more if it is too short; {STEPS}"
+    )
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv-frameworks", help="their folder")
     parser.add_argument("--scratch", type=Path, help="where to run; a temporary folder by default")
     parser.add_argument("--json", type=Path, help="put the rows there, with versions and the machine")
@@ -190,6 +208,6 @@ def main() -> int:
     else:
         print(page(rows))
     if given.json:
-        found = {"python": platform.python_version(), "machine": platform.machine(), "steps": given.steps}
+        found = {"python": platform.python_version(), "machine": platform.machine()}
         given.json.write_text(json.dumps({**found, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     return int(not rows or not all(row.ok for row in rows))

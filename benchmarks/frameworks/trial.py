@@ -27,6 +27,10 @@ class Failed(Exception):
     """A run went another way than it should; the text says how."""
 
 
+class TooShort(Exception):
+    """The training was done before it had been suspended, or promoted: nothing was seen."""
+
+
 @dataclass
 class Printed:
     """The lines `step N loss X` that a program printed, by step: the last of each, as text."""
@@ -168,15 +172,24 @@ class Trial:
                 promoted_at = None
             if to_come and at >= to_come[0]:
                 to_come.pop(0)
-                self._suspend_and_resume(place, course, deadline)
+                self._suspend_and_resume(agent, place, course, deadline)
         if agent.returncode != 0:
             raise Failed(f"hpcsched run ended with {agent.returncode}: {self._last(place)}")
+        if to_come:
+            raise TooShort(f"done before it could be suspended: {self._last(place)}")
         course.printed = self._printed(place)
         return course
 
-    def _suspend_and_resume(self, place: Path, course: Course, deadline: float) -> None:
+    def _suspend_and_resume(
+        self, agent: subprocess.Popen[bytes], place: Path, course: Course, deadline: float
+    ) -> None:
         began = time.monotonic()
-        said = self._call(place, "suspend", "it")
+        try:
+            said = self._call(place, "suspend", "it")
+        except Failed:
+            if self._state(place) == "COMPLETED" and agent.wait(60) == 0:
+                raise TooShort(f"done before it was asked: {self._last(place)}") from None
+            raise
         self._until(place, ("SUSPENDED", "HELD"), deadline, f"suspend: {said}")
         course.suspend_s.append(time.monotonic() - began)
         lines = sum(self._printed(place).times.values())
@@ -192,7 +205,9 @@ class Trial:
 
     def _until(self, place: Path, states: Sequence[str], deadline: float, what: str) -> None:
         while (state := self._state(place)) not in states:
-            if state in ("COMPLETED", "FAILED", "CANCELLED") or time.monotonic() > deadline:
+            if state == "COMPLETED":
+                raise TooShort(f"{what}: done before; {self._last(place)}")
+            if state in ("FAILED", "CANCELLED") or time.monotonic() > deadline:
                 raise Failed(f"{what}: the job is {state}; {self._last(place)}")
             time.sleep(0.1)
 

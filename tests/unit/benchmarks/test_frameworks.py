@@ -11,9 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "benchmarks"))
 
+from frameworks import table  # noqa: E402
 from frameworks.examples import EXAMPLES  # noqa: E402
 from frameworks.table import BEGIN, END, Row, page, put  # noqa: E402
-from frameworks.trial import Printed, _toml, _with_steps  # noqa: E402
+from frameworks.trial import Printed, TooShort, _toml, _with_steps  # noqa: E402
 
 WHOLE = "step 1 loss 0.5\nother\nstep 2 loss 0.25\nstep 3 loss 0.125\ndone step 3 loss 0.125\n"
 
@@ -67,3 +68,23 @@ def test_each_example_is_there_and_changes_no_more_lines_than_it_may() -> None:
 def test_a_program_as_people_write_it_knows_nothing_of_hpcsched() -> None:
     for example in EXAMPLES:
         assert "hpcsched" not in (example.folder / "train.py").read_text(), example.name
+
+
+@pytest.mark.parametrize(
+    ("enough", "tried", "ok"), [(45, [45], True), (225, [45, 225], True), (9999, [45, 225, 1125], False)]
+)
+def test_a_training_that_is_done_too_soon_is_longer_the_next_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, enough: int, tried: list[int], ok: bool
+) -> None:
+    seen = list[int]()
+
+    def filled(row: Row, *_: object, **__: object) -> Row:
+        seen.append(row.steps)
+        if row.steps < enough:
+            raise TooShort("done before it was asked")
+        return row
+
+    monkeypatch.setattr(table, "_filled", filled)
+    row = table.try_example(EXAMPLES[0], python=sys.executable, steps=45, place=tmp_path)
+    assert (seen, row.ok) == (tried, ok)
+    assert ok or row.wrong == ["done before it was asked"]
