@@ -196,7 +196,7 @@ def main() -> int:
         for example in EXAMPLES:
             if given.names and example.name not in given.names:
                 continue
-            python = python_of(example, given.environments)
+            python = python_of(example, given.environments.absolute())
             if not python or not (example.folder / "jobs.toml").exists():
                 print(f"{example.name}: not here: {', '.join(example.packages)}", file=sys.stderr)
                 continue

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,9 +142,7 @@ class Trial:
         job = {**self._job, "name": "it", "steps": self._steps}
         for key in ("python", "venv", "conda"):
             job.pop(key, None)
-        job["command"] = [_with_steps(word, self._steps) for word in job["command"]]
-        if not any("--steps" in word for word in job["command"]):
-            job["command"] += ["--steps", str(self._steps)]
+        job["command"] = [*_without_steps(job["command"]), "--steps", str(self._steps)]
         if promoted:
             job["gpus"] = {"min": gpus // 2, "max": gpus, "multiple_of": gpus // 2}
             neighbour = {"name": "neighbour", "command": ["sh", "-c", "until [ -e go ]; do sleep 0.1; done"]}
@@ -239,9 +237,14 @@ class Trial:
         return " | ".join(lines[-1][-200:] for lines in texts if lines)
 
 
-def _with_steps(word: str, steps: int) -> str:
-    """A word of a command, with another number of steps where it names one."""
-    return re.sub(r"(--steps[= ])\d+", rf"\g<1>{steps}", word)
+def _without_steps(words: Sequence[str]) -> Iterator[str]:
+    """A command without `--steps N`."""
+    words = iter(words)
+    for word in words:
+        if word == "--steps":
+            next(words, None)
+        elif not word.startswith("--steps="):
+            yield word
 
 
 def _toml(table: Mapping[str, Any]) -> str:

@@ -129,7 +129,7 @@ class Effects:
                 pack=pack_name(job, action, self._machine, self._site),
                 room_mib=self._machine.mechanism(Background).room_mib(job, action.gpus),
             )
-            told = self._resuming.planned(job, action, plan)
+            told = self._resuming.planned(job, action, plan, self._machine.run.jobs.values())
             if told is None or not self._launcher.ready_for(told):
                 self._deferred.put_off(job.id, action)
                 return []

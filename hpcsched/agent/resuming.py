@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcsched.agent.launch_plans import Site
 from hpcsched.agent.own_checkpoints import OwnCheckpoints
 from hpcsched.agent.self_saving import SelfSaving
+from hpcsched.agent.shared_checkpoints import sharing
 from hpcsched.contract.environment import Environment
 from hpcsched.core.actions import Launch
 from hpcsched.core.jobs import Job
@@ -117,17 +118,19 @@ class Resuming:
         self._progress: dict[int, Reader] = {}
         """By job: what tells the steps of the attempt that is about to start."""
 
-    def planned(self, job: Job, action: Launch, plan: LaunchPlan) -> LaunchPlan | None:
+    def planned(self, job: Job, action: Launch, plan: LaunchPlan, others: Iterable[Job]) -> LaunchPlan | None:
         """The plan, told of the newest checkpoint if there is one; None while that is being looked for.
 
-        Raises LaunchError if it cannot be found, ValueError if the command cannot be told, BadInput if its
-        steps cannot be found.
+        Raises LaunchError if it cannot be found or may be another job's, ValueError if the command cannot be
+        told, BadInput if its steps cannot be found.
         """
         restart = job.spec.restart
         if restart is None or self._site.stand_ins:
             return plan
         attempt, search = self._searches.get(job.id, (0, None))
         if search is None or attempt != action.attempt:
+            if shared := sharing(job, others):
+                raise LaunchError(_cannot_tell_apart(restart, *shared), transient=False)
             search = self._search(job, restart, anew=action.anew or action.attempt == 1)
             self._searches[job.id] = action.attempt, search
         if not search.done(plan.cwd):
@@ -164,6 +167,13 @@ class Resuming:
         gone = gone and not (search.checkpoints.newest or search.checkpoints.outside)
         progress = self._progress.pop(job.id)
         return SelfSaving(restart, search.checkpoints, workers, progress, launcher=launcher, gone=gone)
+
+
+def _cannot_tell_apart(restart: Restart, other: Job, pattern: str) -> str:
+    ways = f'give each a folder of its own, or `after = ["{other.spec.name}"]`'
+    ways += ", or `restartable = false`" * bool(restart.recognised)
+    theirs = f"those of job {other.id} ({other.spec.name})"
+    return f"its checkpoints {pattern} could not be told from {theirs}: {ways}"
 
 
 def own_checkpoints(job: Job, restart: Restart, folder: Path) -> OwnCheckpoints:

@@ -225,6 +225,22 @@ def test_what_was_there_before_the_job_began_is_not_its_own(bench: Bench) -> Non
     assert agent.wait() == 0, agent.said
 
 
+def test_two_that_save_into_one_folder_do_not_take_each_others(bench: Bench) -> None:
+    jobs = [
+        trains(bench, "a", "--steps", LONG, "--stop-by", "SIGTERM"),
+        trains(bench, "b", "--steps", LONG, "--stop-by", "SIGTERM", checkpoints="./a/check*-[0-9]*"),
+        trains(bench, "c", "--steps", LONG, "--stop-by", "SIGTERM"),
+    ]
+    agent = bench.start(bench.set_of(*jobs), "--devices", "cpu:3")
+    bench.ready("a", "c")
+    bench.until(lambda: bench.states()["b"] == "FAILED")
+    why = bench("explain", "b").stdout
+    assert "a/check*-[0-9]* could not be told from those of job 1 (a): give each a folder of its own" in why
+    assert not said(bench, 2, "from"), "it has not been started"
+    bench("cancel", "1,3")
+    assert agent.wait() == 1, agent.said
+
+
 @pytest.mark.parametrize(
     "how",
     [
