@@ -14,7 +14,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 from frameworks import table  # noqa: E402
 from frameworks.examples import EXAMPLES  # noqa: E402
 from frameworks.table import BEGIN, END, Row, page, put  # noqa: E402
-from frameworks.trial import Printed, TooShort, _toml, _with_steps  # noqa: E402
+from frameworks.trial import Printed, TooShort, _toml, _without_steps  # noqa: E402
 
 WHOLE = "step 1 loss 0.5\nother\nstep 2 loss 0.25\nstep 3 loss 0.125\ndone step 3 loss 0.125\n"
 
@@ -42,7 +42,8 @@ def test_a_job_file_says_what_its_tables_do() -> None:
         "job": [{"name": "it", "command": ["python", "a b.py", 'x="1"'], "gpus": {"min": 1, "max": 2}}],
     }
     assert tomllib.loads(_toml(table)) == table
-    assert _with_steps("python train.py --steps 60 --out o", 9) == "python train.py --steps 9 --out o"
+    words = ["python", "train.py", "--steps", "60", "--out", "o"]
+    assert [*_without_steps(words)] == [*_without_steps([*words, "--steps=9"])] == [*words[:2], *words[4:]]
 
 
 def test_the_table_is_put_between_its_marks(tmp_path: Path) -> None:
@@ -61,7 +62,10 @@ def test_the_table_is_put_between_its_marks(tmp_path: Path) -> None:
 def test_each_example_is_there_and_changes_no_more_lines_than_it_may() -> None:
     for example in EXAMPLES:
         assert (example.folder / "README.md").exists(), example.name
-        assert example.job("train.py") is not None, example.name
+        for program in ("train.py", "elastic.py"):
+            job = example.job(program)
+            assert (job is not None) == (example.folder / program).exists(), example.name
+            assert job is None or program in job["command"], f"{example.name} runs from its own folder"
         assert example.changed is None or example.changed <= example.most_changed, example.name
 
 
