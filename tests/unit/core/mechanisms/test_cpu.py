@@ -298,6 +298,20 @@ def test_a_lost_slot_on_loan_takes_the_job_along() -> None:
     assert 3 not in driver.machine.mechanism(Cpu).cores.loans
 
 
+def test_a_slot_that_is_found_again_has_no_cores_to_give_that_a_job_still_ends_on() -> None:
+    driver = slots(a_core_job("a", 4, start=0.3))
+    driver.runs("a", in_place=True)
+    cpu = driver.machine.mechanism(Cpu)
+    on_slot = cpu.cores.taken("n1")[3]
+    driver.lose(3)
+    driver.find(3)
+    assert 3 in driver.machine.ledger.free
+    assert driver.job("a").state.active and not cpu.cores.loans.keys() & {3}
+    assert cpu.room("n1", lent=True).get(3, 0) == 100 - on_slot
+    driver.exits("a", 143, step=3, saved=2)
+    assert cpu.room("n1", lent=True).get(3, 0) + cpu.cores.taken("n1").get(3, 0) == 100
+
+
 def test_slots_that_share_a_core_lend_their_part_of_it() -> None:
     driver = Driver(gpus=4, kind="test")
     from hpcsched.core.mechanisms.cpu.cores import of_slot
