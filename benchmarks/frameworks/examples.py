@@ -90,7 +90,7 @@ EXAMPLES = (
         name="accelerate",
         title="Accelerate",
         packages=("accelerate", "torch"),
-        environment="transformers",
+        environment="accelerate",
         most_changed=2,
     ),
     Example(

@@ -17,6 +17,9 @@ from frameworks.trial import Course, Failed, Printed, TooShort, Trial
 
 BEGIN = "<!-- table: written by benchmarks/frameworks -->"
 END = "<!-- end of table -->"
+ENVIRONMENTS = ROOT / ".venv-frameworks"
+"""Where packaging/framework_envs.sh puts them: the newest versions and the oldest that are supported."""
+
 STEPS = 60
 LONGER, MOST_TIMES_LONGER = 5, 25
 """How many times as long a training is that was done too soon, and is at most (chosen)."""
@@ -183,7 +186,7 @@ def main() -> int:
     parser.add_argument(
         "--steps", type=int, default=STEPS, help=f"of each training, more if it is too short; {STEPS}"
     )
-    parser.add_argument("--environments", type=Path, default=ROOT / ".venv-frameworks", help="their folder")
+    parser.add_argument("--environments", type=Path, default=ENVIRONMENTS / "newest", help="their folder")
     parser.add_argument("--scratch", type=Path, help="where to run; a temporary folder by default")
     parser.add_argument("--json", type=Path, help="put the rows there, with versions and the machine")
     parser.add_argument("--page", type=Path, help="put the table into this page, between its marks")
