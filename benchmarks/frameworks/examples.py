@@ -108,6 +108,13 @@ EXAMPLES = (
         most_changed=5,
     ),
     Example(
+        name="ddp-basic",
+        title="DDP without checkpoints",
+        packages=("torch",),
+        environment="",
+        most_changed=5,
+    ),
+    Example(
         name="gpt",
         title="GPT in a single file",
         packages=("torch",),
