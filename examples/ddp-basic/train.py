@@ -1,6 +1,8 @@
-"""A toy model with DistributedDataParallel, in the shape of PyTorch's basic example: it saves nothing.
+"""A toy model with DistributedDataParallel, in the shape of PyTorch's basic example.
 
-torchrun --standalone --nproc-per-node=2 train.py
+    torchrun --standalone --nproc-per-node=2 train.py
+
+It saves nothing.
 """
 
 from __future__ import annotations
