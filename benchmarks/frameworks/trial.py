@@ -87,6 +87,8 @@ class Trial:
             "PYTHONPATH": str(ROOT),
             "PYTHONUNBUFFERED": "1",
             "HF_HUB_OFFLINE": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             "PATH": os.pathsep.join([str(Path(python).parent), os.environ.get("PATH", os.defpath)]),
         }
         job = example.job(program)

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpcsched.integrations.keras import elastic
 
-BATCH = 256
+BATCH, PER_EPOCH = 256, 15
 
 
 class PrintLoss(keras.callbacks.Callback):
@@ -38,7 +38,7 @@ def main():
     options = options.parse_args()
 
     keras.utils.set_random_seed(7)
-    x, y = samples(20 * BATCH, 0)
+    x, y = samples(PER_EPOCH * BATCH, 0)
     model = keras.Sequential(
         [
             keras.Input((64,)),
@@ -57,14 +57,14 @@ def main():
         x,
         y,
         batch_size=BATCH,
-        epochs=options.steps // 20,
+        epochs=-(-options.steps // PER_EPOCH),
         validation_data=samples(1_000, 1),
         verbose=0,
-        callbacks=elastic([PrintLoss(20), keras.callbacks.EarlyStopping(patience=3)]),
+        callbacks=elastic([PrintLoss(PER_EPOCH), keras.callbacks.EarlyStopping(patience=3)]),
     ).history
     options.out.mkdir(parents=True, exist_ok=True)
     model.save(options.out / "model.keras")
-    print(f"done step {20 * len(history['loss'])} loss {history['val_loss'][-1]!r}", flush=True)
+    print(f"done step {PER_EPOCH * len(history['loss'])} loss {history['val_loss'][-1]!r}", flush=True)
 
 
 if __name__ == "__main__":
