@@ -27,9 +27,13 @@ NEWEST = 4
 DEPTH = 4
 """Folders below a checkpoint that are looked into (chosen)."""
 
-_UNFINISHED = re.compile(r"(^|[._-])(tmp|temp|temporary|part|partial|incomplete)([._-]|$)", re.IGNORECASE)
+_UNFINISHED = re.compile(
+    r"(?<![^._-])(?:tmp|temp|temporary|part|partial|incomplete)(?![^._-])", re.IGNORECASE
+)
 """In the names under which programs write what they rename when it is whole."""
 
+_SIGNS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
+"""What stands for something else in a pattern."""
 
 _TRUSTED = frozenset({os.getuid(), 0})
 """Users whose symbolic links are followed."""
@@ -50,12 +54,13 @@ Mark = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint as it lies there."""
+    """A checkpoint as it lies there. `step`: what its name says."""
 
     path: Path
     mark: Mark
     last: Last = Last.UNKNOWN
     folder: bool = False
+    step: int | None = None
 
     @property
     def saved_at(self) -> float:
@@ -66,27 +71,68 @@ class Checkpoint:
 def find_checkpoints(workdir: Path, patterns: Sequence[str], last: str = "") -> list[Checkpoint]:
     """The newest checkpoints that the patterns name, relative to `workdir`, oldest first.
 
-    What has the name of something unfinished beside them is one of them, of which the last file is missing.
-    `last`: the file that is written last into one that is a folder. A symbolic link is followed only if it is
-    ours or the system's, and none within a checkpoint. Never raises.
+    What has their name with a word such as `tmp` in it is one of them that is not finished: its last file is
+    missing. `last`: the file that is written last into one that is a folder. A symbolic link is followed only
+    if it is ours or the system's, and none within a checkpoint. Never raises.
     """
     budget = _Budget(MOST_ENTRIES)
-    matches = dict.fromkeys(path for pattern in patterns for path in _matches(workdir, pattern, budget))
-    found = list[tuple[int, Path, os.stat_result]]()
-    for path in [*matches][:MOST_MATCHES]:
+    matches = dict[Path, str]()
+    for pattern in patterns:
+        for path in _matches(workdir, pattern, budget):
+            matches.setdefault(path, PurePosixPath(pattern).name)
+    found = {True: list[_Found](), False: list[_Found]()}
+    for path, pattern in [*matches.items()][:MOST_MATCHES]:
         with contextlib.suppress(OSError):
             seen = path.stat()
             if stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode):
-                found.append((seen.st_mtime_ns, path, seen))
-    newest = sorted(found, key=lambda one: one[:2])[-NEWEST:]
-    return sorted((_measured(path, seen, last, budget) for _, path, seen in newest), key=lambda one: one.mark)
+                found[_unfinished(path.name, pattern)].append((seen.st_mtime_ns, path, seen, pattern))
+    newest = [one for some in found.values() for one in sorted(some, key=lambda one: one[:2])[-NEWEST:]]
+    measured = (_measured(path, seen, last, budget, pattern) for _, path, seen, pattern in newest)
+    return sorted(measured, key=lambda one: one.mark)
 
 
-def step_in_name(path: Path) -> int | None:
-    """The last number in a checkpoint's name, but for its suffix: 40 of `checkpoint-40` and `step_40.h5`."""
-    name = path.name if path.suffix[1:].isdecimal() else path.stem
-    numbers = re.findall(r"[0-9]+", name)
-    return int(numbers[-1]) if numbers and len(numbers[-1]) <= 15 else None
+_Found = tuple[int, Path, os.stat_result, str]
+"""When it was changed (ns, Unix), where it is, and the last part of the pattern that names it."""
+
+
+def step_in_name(name: str, pattern: str = "*") -> int | None:
+    """The step in the name of a checkpoint, but for its suffix: 40 of `checkpoint-40` and `step_40.h5`.
+
+    It is the number after "step" or "iter", else the last one; none that stands in `pattern` itself, and no
+    decimal fraction.
+    """
+    numbers, own = _numbers(name), [number for _, number in _numbers(_SIGNS.sub("*", pattern))]
+    for number in own:
+        left = next((one for one in numbers if one[1] == number), None)
+        numbers = [one for one in numbers if one is not left]
+    said = [number for word, number in numbers if word] or [number for _, number in numbers]
+    return int(said[-1]) if said and len(said[-1]) <= 15 else None
+
+
+def _numbers(name: str) -> list[tuple[str, str]]:
+    """Whole numbers in a name, each with the word before it that says that it is a step, or ""."""
+    suffix = PurePosixPath(name).suffix
+    stem = name if suffix[1:].isdecimal() or not suffix else name.removesuffix(suffix)
+    found = re.findall(r"(step|iter|iteration)?s?[-_=]?(?<![0-9])([0-9]+)(?![0-9])", _FRACTION.sub("", stem))
+    return [(word, number) for word, number in found]
+
+
+_FRACTION = re.compile(r"(?<![0-9.])[0-9]+\.[0-9]+(?![0-9.])")
+
+
+def ends_as_an_archive(path: Path) -> bool:
+    """Whether a file ends with the end of a zip archive, as PyTorch, NumPy and Keras write it at last. Raises
+    OSError."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) < _END_BYTES:
+            return False
+        file.seek(-_END_BYTES, os.SEEK_END)
+        end = file.read()
+    return end.startswith(_END_OF_ZIP) and end.endswith(b"\0\0")
+
+
+_END_OF_ZIP, _END_BYTES = b"PK\x05\x06", 22
+"""The last record of an archive, which ends with the length of a comment: none."""
 
 
 class _Budget:
@@ -115,7 +161,7 @@ def _matches(workdir: Path, pattern: str, budget: _Budget) -> Iterator[Path]:
             for entry in budget.entries(base) if wild or last else ():
                 matches = wild and fnmatchcase(entry.name, part)
                 matches = matches and (part[0] == "." or entry.name[0] != ".")
-                if matches or (last and entry.name != part and _UNFINISHED.search(entry.name)):
+                if matches or (last and entry.name != part and _begun_as(entry.name, part)):
                     names.append(entry.name)
             found += [base / name for name in names if _ours(base / name)]
         bases = found[: 10 * MOST_MATCHES]
@@ -132,11 +178,27 @@ def _ours(path: Path) -> bool:
     return not stat.S_ISLNK(seen.st_mode) or seen.st_uid in _TRUSTED
 
 
-def _measured(path: Path, seen: os.stat_result, last: str, budget: _Budget) -> Checkpoint:
-    unfinished = _UNFINISHED.search(path.name) is not None
+def _unfinished(name: str, pattern: str) -> bool:
+    """Whether a name says so by a word that is not in its pattern."""
+    words, own = ({word.lower() for word in _UNFINISHED.findall(text)} for text in (name, pattern))
+    return not words <= own
+
+
+def _begun_as(name: str, pattern: str) -> bool:
+    """Whether what the pattern names may be written under this name at first."""
+    if not _unfinished(name, pattern):
+        return False
+    literal = max(_SIGNS.split(pattern), key=len)
+    return (len(literal) > 1 and literal in name) or fnmatchcase(
+        re.sub(rf"[._-]?{_UNFINISHED.pattern}", "", name, flags=re.IGNORECASE).lstrip("._-"), pattern
+    )
+
+
+def _measured(path: Path, seen: os.stat_result, last: str, budget: _Budget, pattern: str) -> Checkpoint:
+    unfinished, step = _unfinished(path.name, pattern), step_in_name(path.name, pattern)
     if not stat.S_ISDIR(seen.st_mode):
         how = Last.MISSING if unfinished else Last.UNKNOWN
-        return Checkpoint(path, (seen.st_mtime_ns, seen.st_size, 1), how)
+        return Checkpoint(path, (seen.st_mtime_ns, seen.st_size, 1), how, step=step)
     newest, size, files, last_ns = seen.st_mtime_ns, 0, 0, None
     newest_file = 0
     for entry, status in _files(path, budget, DEPTH):
@@ -152,7 +214,7 @@ def _measured(path: Path, seen: os.stat_result, last: str, budget: _Budget) -> C
         how = Last.MISSING
     else:
         how = Last.NEWEST if last_ns >= newest_file else Last.OVERTAKEN
-    return Checkpoint(path, (newest, size, files), how, folder=True)
+    return Checkpoint(path, (newest, size, files), how, folder=True, step=step)
 
 
 def _files(

@@ -140,8 +140,10 @@ class Effects:
                 self._launcher.forget(job.id)
                 put_aside(folder, self._site.checkpoints_of(job.id), action.attempt)
             if action.attempt > 1:
-                step = job.step if told.env.get(variables.RESUME) == "1" else None
-                mark_attempt(plan.output, action.attempt, where=gpus_named(action.gpus), step=step)
+                resumed = told.env.get(variables.RESUME) == "1"
+                step = job.step if job.reports else None
+                where = gpus_named(action.gpus)
+                mark_attempt(plan.output, action.attempt, where=where, resumed=resumed, step=step)
             workers = self._launcher.launch(told)
         except MemoryError:
             raise

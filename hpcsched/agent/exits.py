@@ -72,6 +72,7 @@ def exited(
         lasted_s=attempt.over_at - attempt.began if attempt.measured else None,
         held=held,
         unasked=unasked,
+        not_taken=attempt.self_saving.not_taken if attempt.self_saving and not attempt.ready else "",
     )
 
 

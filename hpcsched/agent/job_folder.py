@@ -19,13 +19,14 @@ TAIL_BYTES = 4096
 """The part of an output that is searched for its last line (chosen)."""
 
 
-def mark_attempt(path: Path, attempt: int, *, where: str, step: int | None) -> None:
+def mark_attempt(path: Path, attempt: int, *, where: str, resumed: bool, step: int | None) -> None:
     """Append a line to an output that is not empty: the attempt that writes from here on, time and GPUs.
 
-    `step`: the step that it resumes from; None: it begins. A line that cannot be written is left out: the
+    `step`: the step that it resumes from, if that is known. A line that cannot be written is left out: the
     launch reports why.
     """
-    start = "from its beginning" if step is None else f"from step {step}"
+    start = "from its checkpoint" if step is None else f"from step {step}"
+    start = start if resumed else "from its beginning"
     line = f"{ATTEMPT_MARK}{attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {where}, {start} ----\n"
     with contextlib.suppress(OSError, BadInput):
         last = read_tail(path, 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,6 +79,14 @@ def _short(host: str) -> str:
     return host.partition(".")[0]
 
 
+class Left(NamedTuple):
+    """How the processes of a job have ended that an earlier agent had left: `by_itself`, as they were asked
+    to save; what they had written by `until` (Unix time) they had written undisturbed."""
+
+    by_itself: bool
+    until: float
+
+
 def end_orphans(
     rundir: RunDir,
     machine: Machine,
@@ -86,12 +95,12 @@ def end_orphans(
     host: str,
     grace_s: float,
     hosts: int,
-    saved: set[int] | None = None,
+    left: dict[int, Left] | None = None,
 ) -> int:
     """End the processes that an earlier agent left on this host, SIGTERM first; returns their number.
 
-    Programs that save by themselves are asked to by their own signal before; the ids of the jobs that have
-    ended by that are added to `saved`. Processes are found by the journal and by the run's id (of run.json,
+    Programs that save by themselves are asked to by their own signal before; how each job's have ended is put
+    into `left`, by job id. Processes are found by the journal and by the run's id (of run.json,
     else of the journal), else by the run's directory. Raises StoreError if some cannot be ended, or cannot be
     found on `hosts` hosts: their GPUs are not free then.
     """
@@ -113,12 +122,15 @@ def end_orphans(
         )
     else:
         orphans = living_processes(rundir, None, known)
+    now, living = time.time(), {*orphans}
     saving, killed = _asked_to_save(machine, orphans, grace_s), list[Process]()
-    left = end_processes(orphans, grace_s, killed=killed) if orphans else []
-    if saved is not None:
-        saved |= {job_id for job_id, theirs in saving.items() if not theirs & {*killed, *left}}
-    if left:
-        pids = ", ".join(str(pid) for pid, _ in left)
+    stay = end_processes(orphans, grace_s, killed=killed) if orphans else []
+    for job in machine.run.active.values():
+        if left is not None and living & {*job.processes}:
+            theirs = saving.get(job.id)
+            left[job.id] = Left(theirs is not None and not theirs & {*killed, *stay}, now)
+    if stay:
+        pids = ", ".join(str(pid) for pid, _ in stay)
         raise StoreError(f"processes of the run's earlier agent cannot be ended: {pids}")
     return len(orphans)
 
@@ -126,7 +138,8 @@ def end_orphans(
 def _asked_to_save(machine: Machine, orphans: Sequence[Process], grace_s: float) -> dict[int, set[Process]]:
     """The processes of each job that saves by itself and catches the signal to do so, by job id.
 
-    Those with another signal than SIGTERM, which is next, get it here, and have had their time to leave.
+    They get it here, each once, and have had their time to leave: what is around them, as a pipe to `tee`,
+    gets its SIGTERM later.
     """
     found, asked = dict[int, set[Process]](), dict[int, list[Process]]()
     for job in machine.run.active.values():
@@ -136,9 +149,8 @@ def _asked_to_save(machine: Machine, orphans: Sequence[Process], grace_s: float)
         number = signal.Signals[restart.signal]
         if told := catchers(theirs, number):
             found[job.id] = theirs | set(told)
-            if number is not signal.SIGTERM:
-                send(told, number)
-                asked[job.id] = told
+            send(told, number)
+            asked[job.id] = told
     late = set(wait_for_end((one for told in asked.values() for one in told), grace_s))
     return {job_id: theirs for job_id, theirs in found.items() if not late & theirs}
 
@@ -164,11 +176,17 @@ def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callab
     return said
 
 
-def saved_steps(rundir: RunDir, machine: Machine, *, by_itself: Collection[int] = ()) -> dict[int, int]:
+def saved_steps(
+    rundir: RunDir,
+    machine: Machine,
+    *,
+    left: Mapping[int, Left] | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[int, int]:
     """The step of the newest checkpoint, by job id, of each job that had a lease when its agent ended.
 
-    Suspended jobs whose state was only in that agent's memory are included: that state is lost. `by_itself`:
-    the jobs whose programs have ended without being killed.
+    Suspended jobs whose state was only in that agent's memory are included: that state is lost. `left`: the
+    jobs whose programs have ended just now. What does not count of what they have saved is said.
     """
     steps: dict[int, int] = {}
     for job in machine.run.jobs.values():
@@ -177,8 +195,10 @@ def saved_steps(rundir: RunDir, machine: Machine, *, by_itself: Collection[int] 
         if job.saves_by_itself:
             anew = job.traits.anew and not is_aside(rundir.job(job.id), job.attempt)
             if job.state.active and not anew:
-                found = _found_after_a_crash(job, rundir.job(job.id), by_itself=job.id in by_itself)
+                found, not_taken = _found_after_a_crash(job, rundir.job(job.id), (left or {}).get(job.id))
                 steps |= {} if found is None else {job.id: found}
+                if not_taken:
+                    say(f"job {job.id} ({job.spec.name}): its checkpoint {not_taken}")
             continue
         try:
             record = read_record(rundir.job(job.id))
@@ -196,14 +216,17 @@ def saved_steps(rundir: RunDir, machine: Machine, *, by_itself: Collection[int] 
     return steps
 
 
-def _found_after_a_crash(job: Job, folder: Path, *, by_itself: bool) -> int | None:
+def _found_after_a_crash(job: Job, folder: Path, left: Left | None) -> tuple[int | None, str]:
     """The step of the newest checkpoint of a job that saves by itself, as far as that is known, and its file
-    system answers."""
+    system answers; and which one does not count, and why."""
     restart = job.spec.restart
     assert restart is not None
     checkpoints = own_checkpoints(job, restart, folder)
-    search = Search(checkpoints, lambda: checkpoints.after_a_crash(by_itself=by_itself))
-    return checkpoints.newest.step if search.wait() and checkpoints.newest else None
+    by_itself, until = left or (False, None)
+    search = Search(checkpoints, lambda: checkpoints.after_a_crash(by_itself=by_itself, ended=until))
+    if not search.wait():
+        return None, ""
+    return checkpoints.newest.step if checkpoints.newest else None, checkpoints.not_taken
 
 
 def seen_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:

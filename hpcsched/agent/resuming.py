@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcsched.agent.launch_plans import Site
 from hpcsched.agent.own_checkpoints import OwnCheckpoints
 from hpcsched.agent.self_saving import SelfSaving
-from hpcsched.agent.shared_checkpoints import sharing
+from hpcsched.agent.shared_checkpoints import Places, in_the_way, sharing
 from hpcsched.contract.environment import Environment
 from hpcsched.core.actions import Launch
 from hpcsched.core.jobs import Job
@@ -50,6 +50,8 @@ class Search:
 
     def done(self, where: Path) -> bool:
         """Whether it is over. Raises LaunchError if it has failed, or has taken too long."""
+        if isinstance(self._error, LaunchError):
+            raise self._error
         if self._error is not None:
             raise LaunchError(f"its checkpoints cannot be found: {self._error}", transient=False)
         if self._thread.is_alive() and time.monotonic() > self._until:
@@ -129,9 +131,7 @@ class Resuming:
             return plan
         attempt, search = self._searches.get(job.id, (0, None))
         if search is None or attempt != action.attempt:
-            if shared := sharing(job, others):
-                raise LaunchError(_cannot_tell_apart(restart, *shared), transient=False)
-            search = self._search(job, restart, anew=action.anew or action.attempt == 1)
+            search = self._search(job, restart, others, anew=action.anew or action.attempt == 1)
             self._searches[job.id] = action.attempt, search
         if not search.done(plan.cwd):
             return None
@@ -145,12 +145,17 @@ class Resuming:
         start = Start(checkpoint=found or folder, checkpoint_dir=folder, job_id=job.id, counts=(first, now))
         return resumed(plan, restart, start)
 
-    def _search(self, job: Job, restart: Restart, *, anew: bool) -> Search:
+    def _search(self, job: Job, restart: Restart, others: Iterable[Job], *, anew: bool) -> Search:
         folder = self._site.rundir.job(job.id)
-        checkpoints = own_checkpoints(job, restart, folder)
+        checkpoints, now_s = own_checkpoints(job, restart, folder), job.current.start_s
+        anew = anew or not folder.exists()
+        began_s = now_s if anew else checkpoints.began_s
+        own, rivals = Places.of(job), in_the_way(job, others, began_s=began_s)
 
         def look() -> None:
-            checkpoints.begin(anew=anew or not folder.exists())
+            if shared := sharing(own, rivals):
+                raise LaunchError(_cannot_tell_apart(restart, *shared), transient=False)
+            checkpoints.begin(anew=anew, at_s=now_s)
 
         return Search(checkpoints, look)
 
@@ -163,19 +168,19 @@ class Resuming:
         values = {"checkpoint_dir": str(self._site.checkpoints_of(job.id)), "job_id": str(job.id)}
         restart = replace(restart, suspend_command=filled(restart.suspend_command, values))
         launcher = launcher_of(job.spec.command) is not None
-        gone = job.saves_by_itself and bool(job.saved_step)
+        gone = job.saves_by_itself and job.saved_step is not None
         gone = gone and not (search.checkpoints.newest or search.checkpoints.outside)
         progress = self._progress.pop(job.id)
         return SelfSaving(restart, search.checkpoints, workers, progress, launcher=launcher, gone=gone)
 
 
-def _cannot_tell_apart(restart: Restart, other: Job, pattern: str) -> str:
-    ways = f'give each a folder of its own, or `after = ["{other.spec.name}"]`'
+def _cannot_tell_apart(restart: Restart, other: Places, pattern: str) -> str:
+    ways = f'give each a folder of its own, or `after = ["{other.name}"]`'
     ways += ", or `restartable = false`" * bool(restart.recognised)
-    theirs = f"those of job {other.id} ({other.spec.name})"
+    theirs = f"those of job {other.job_id} ({other.name})"
     return f"its checkpoints {pattern} could not be told from {theirs}: {ways}"
 
 
 def own_checkpoints(job: Job, restart: Restart, folder: Path) -> OwnCheckpoints:
     """The checkpoints of a job whose folder in the run directory is `folder`."""
-    return OwnCheckpoints(restart, folder=folder, workdir=Path(job.spec.workdir))
+    return OwnCheckpoints(restart, folder=folder, workdir=Path(job.spec.workdir), steps=job.spec.steps)

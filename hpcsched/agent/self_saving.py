@@ -123,7 +123,8 @@ class SelfSaving:
                 self._wake.wait(max(wait_s, (time.monotonic() - began) / MOST_SHARE))
                 self._wake.clear()
             self._read_progress()
-            self._checkpoints.over(time.monotonic(), by_itself=self._ended)
+            now = time.monotonic()
+            self._checkpoints.over(now, by_itself=self._ended, ended=time.time() - (now - self._ended_at))
             newest, changed_at = self._checkpoints.newest, self._checkpoints.changed_at
             self.seen = replace(self.seen, newest=newest, changed_at=changed_at)
         except Exception as error:  # told with its end
@@ -266,6 +267,11 @@ class SelfSaving:
             return progress or 0
         newest = self.seen.newest
         return newest.step if newest and newest.step is not None else record
+
+    @property
+    def not_taken(self) -> str:
+        """Which of its checkpoints does not count though it is the newest, and why; "" for none."""
+        return self._checkpoints.not_taken if self._done.is_set() else ""
 
     @property
     def detail(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePosixPath
@@ -18,42 +19,62 @@ MOST_SIGNS = 255
 """In one part of a path (a file name has no more bytes): a longer pattern is taken to name anything."""
 
 
-def sharing(job: Job, others: Iterable[Job]) -> tuple[Job, str] | None:
-    """A job because of which this one cannot be started, and the pattern of this one that names both's.
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a job saves: its patterns, relative to where it runs."""
 
-    Such a job began before this one and may go on, or has run since this one began: what is the newest there
-    may be the other's. No file system is asked: a folder that has two names by a symbolic link is not seen.
-    """
-    own = _places(job)
-    for other in others if own else ():
-        if other.spec.restart is None or other.id == job.id or not _saves_beside(job, other):
-            continue
-        for pattern in own:
-            if any(may_name_the_same(pattern, theirs) for theirs in _places(other)):
+    job_id: int
+    name: str
+    workdir: str
+    patterns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, job: Job) -> Places:
+        """Those of a job; no pattern if it does not save by itself."""
+        restart = job.spec.restart
+        return cls(job.id, job.spec.name, job.spec.workdir, restart.checkpoints if restart else ())
+
+    def real(self) -> tuple[str, ...]:
+        """The patterns from the root, without symbolic links before what varies. Asks the file system."""
+        return tuple(_real(PurePosixPath(self.workdir) / pattern) for pattern in self.patterns)
+
+
+def in_the_way(job: Job, others: Iterable[Job], *, began_s: float) -> list[Places]:
+    """Where those jobs save that have begun before this one and may go on, or have run since it began, at
+    `began_s` on the run's clock: what is the newest there may be theirs."""
+    own = Places.of(job)
+    rivals = (one for one in others if one.spec.restart is not None and one.id != job.id)
+    return [Places.of(one) for one in rivals if own.patterns and _saves_beside(job, one, began_s)]
+
+
+def sharing(own: Places, others: Iterable[Places]) -> tuple[Places, str] | None:
+    """One that saves where `own` does, and the pattern of `own` that says so. Asks the file system."""
+    mine = [*zip(own.patterns, own.real(), strict=True)]
+    for other in others:
+        theirs = other.real()
+        for pattern, real in mine:
+            if any(may_name_the_same(real, one) for one in theirs):
                 return other, pattern
     return None
 
 
-def _saves_beside(job: Job, other: Job) -> bool:
-    if not other.attempts or not job.attempts:
+def _saves_beside(job: Job, other: Job, began_s: float) -> bool:
+    # An attempt that was over before it was ready has saved nothing; its job may have been refused here.
+    ran = [one for one in other.attempts if one.ready_s is not None or one.end_s is None]
+    if not ran:
         return False
-    if not other.state.final and (other.attempts[0].start_s, other.id) < (job.attempts[0].start_s, job.id):
+    if not other.state.final and (ran[0].start_s, other.id) < (began_s, job.id):
         return True
-    began_s = next((one.start_s for one in job.attempts if one.ready_s is not None), None)
-    if began_s is None:
-        return False
-    for one in other.attempts:
-        # What was over before it was ready has saved nothing; what starts just now may be refused itself.
-        ran = one.ready_s is not None or (one.end_s is None and one.start_s < job.current.start_s)
-        if ran and (one.end_s is None or one.end_s > began_s):
-            return True
-    return False
+    # What starts just now is refused itself.
+    known = (one for one in ran if one.ready_s is not None or one.start_s < job.current.start_s)
+    return any(one.end_s is None or one.end_s > began_s for one in known)
 
 
-def _places(job: Job) -> tuple[str, ...]:
-    """The patterns of what it saves, from the root."""
-    patterns = job.spec.restart.checkpoints if job.spec.restart else ()
-    return tuple(os.path.normpath(PurePosixPath(job.spec.workdir) / one) for one in patterns)
+def _real(pattern: PurePosixPath) -> str:
+    parts = pattern.parts
+    wild = next((n for n, part in enumerate(parts) if any(sign in part for sign in "*?[")), len(parts))
+    known = min(wild, len(parts) - 1)
+    return os.path.join(os.path.realpath(os.path.join(*parts[:known])), *parts[known:])  # noqa: PTH118
 
 
 @lru_cache(maxsize=4096)

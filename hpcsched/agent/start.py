@@ -32,6 +32,7 @@ from hpcsched.agent.life import LifeResult, attempts_made
 from hpcsched.agent.loop import Agent, RunOutcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.recovery import (
+    Left,
     end_orphans,
     open_run,
     put_unknown_jobs_aside,
@@ -140,8 +141,8 @@ def run(
         stack.callback(journal.close)
         standing, attempts_before = RunProgress.of(machine), attempts_made(machine)
         count = max(1, len(allocation.hosts))
-        saved = set[int]()
-        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count, saved=saved)
+        left = dict[int, Left]()
+        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count, left=left)
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
@@ -189,7 +190,7 @@ def run(
             policy=policy,
             policy_options=options,
             grace_s=request.grace_s * hosts.speed,
-            saved_steps=saved_steps(rundir, machine, by_itself=saved),
+            saved_steps=saved_steps(rundir, machine, left=left, say=say),
             profiles=(*admission.better_profiles(), *edits.profiles),
             parallel=admission.parallel([*unfinished, *edits.updated.values()]),
             deadline=on_run_clock(clock, allocation.deadline),

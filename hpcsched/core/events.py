@@ -15,10 +15,11 @@ from hpcsched.core.plan import Plan
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 
-RULES = 2
+RULES = 3
 """The version of the rules by which decisions are made in lives that begin now (see docs/adr/0030).
 
-1: all that 0.1.0 to 0.2.0 decided. 2: packs by what was measured of them.
+1: all that 0.1.0 to 0.2.0 decided. 2: packs by what was measured of them. 3: failures before a newer
+checkpoint do not count, if nobody knows its step either.
 """
 
 
@@ -297,7 +298,8 @@ class WorkersExited(AttemptEvent):
     a profile). `unreadable` says why its record of what it has saved cannot be read ("": it can), `no_room`
     which of its directories had no room left when it failed ("": none). `unasked`: they had ended well before
     anybody asked them to, and that is told now that the memory of their GPUs is free. `oom`: main memory ran
-    out, how ("": it did not); `over_limit`: the job's own limit was exceeded.
+    out, how ("": it did not); `over_limit`: the job's own limit was exceeded. `not_taken`: which checkpoint
+    of a job that saves by itself does not count, and why ("": none).
     """
 
     code: int
@@ -313,6 +315,7 @@ class WorkersExited(AttemptEvent):
     unasked: bool = False
     oom: str = ""
     over_limit: bool = False
+    not_taken: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

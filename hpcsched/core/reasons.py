@@ -212,9 +212,9 @@ _WORDS = {
     Why.EXITED: "ended with exit code {code}{detail}",
     Why.SAVED: "saved at step {step}{where} and left",
     Why.NOT_SAVED: "left with exit code {code} and no newer checkpoint than the one{step} it had: "
-    "{again}about {seconds:.0f} s of work lost",
+    "{again}about {seconds:.0f} s of work lost{not_taken}",
     Why.NEVER_SAVED: "left with exit code {code} and has no checkpoint: it begins once more, "
-    "{again}about {seconds:.0f} s of work lost",
+    "{again}about {seconds:.0f} s of work lost{not_taken}",
     Why.OTHER_COUNT: "goes on on {gpus} GPUs, as its job file says now, and began on {first}: its global "
     "batch is not the same any more",
     Why.RETRY: "failed with exit code {code}; failure {failures} of {retries} allowed in a row, starts again",
@@ -223,7 +223,7 @@ _WORDS = {
     Why.RETRIED: "is run again {how}{because}",
     Why.UPDATED: "defined anew: {keys}",
     Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}{again}",
-    Why.FELL_BACK: "its checkpoint of step {expected} cannot be used; goes on from step {step}",
+    Why.FELL_BACK: "its checkpoint{of} cannot be used; {then}",
     Why.LAUNCH_FAILED: "could not be started: {error}",
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
     Why.DEVICE_FOUND: "GPU {gpu} is used again: {why}",
@@ -269,7 +269,7 @@ class Reason:
 
     def __str__(self) -> str:
         facts = self.facts
-        said = {"hosts": "", "stopped": "", "because": "", "again": ""}
+        said = {"hosts": "", "stopped": "", "because": "", "again": "", "not_taken": ""}
         if "cost" in facts:
             in_place, unsaved_s = facts.get("in_place", False), facts.get("unsaved", 0.0)
             said["costs"] = said_cost(facts["cost"], in_place=in_place, unsaved_s=unsaved_s)

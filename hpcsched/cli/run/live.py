@@ -57,7 +57,8 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
         job = machine.run.jobs[action.job_id]
         match action:
             case Launch(gpus=gpus, role=role, resume=resume, seats=seats):
-                verb = f"resumes at step {job.step}" if resume else "starts"
+                at = f"at step {job.step}" if job.reports else "from its checkpoint"
+                verb = f"resumes {at}" if resume else "starts"
                 where = f"on {gpus_named(gpus)} as {role}{_placed(job)}"
                 lines.append(f"{_name(job)} {verb} {_cores(seats) if seats else where}")
                 told = (n.reason for n in job.story[-1:] if n.reason.why is Why.ONE_PROCESS)
@@ -150,10 +151,11 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
     if job.reason and job.reason.why in (Why.TIME_LIMIT, Why.OUT_OF_MEMORY):
         return f"ended: {job.reason}"
     if event.code == SUSPENDED and not bad:
-        return f"saved at step {job.saved_step}"
+        return f"saved at step {job.saved_step}" if job.reports else "saved"
     again = "" if job.state.final else "; starts again"
     if again and job.saved_step is not None:
-        again = f"; goes on from step {job.saved_step}"
+        again = f"; goes on from step {job.saved_step}" if job.reports else "; goes on from its checkpoint"
+    again = f"; {event.not_taken}{again}" if event.not_taken else again
     said = f"out of memory: {event.oom}" if event.oom else event.detail
     detail = f": {said}" if said else bad
     if event.code == 0:

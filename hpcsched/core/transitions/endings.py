@@ -49,20 +49,24 @@ class Endings:
         if step is None:
             return
         if step > (job.saved_step or 0):
-            job.failures = job.losses = 0
-            self._waiting.has_room(job)
+            self.has_progressed(job)
         job.saved_step = step
         job.has(anew=False)
         if job.spec.restart is not None and not job.traits.saves.width:
             job.has_saved(width=job.width)
         job.step, job.reports = max(job.step, step), True
 
+    def has_progressed(self, job: Job) -> None:
+        """Note that it has a newer checkpoint than before: its failures were not all in a row."""
+        job.failures = job.losses = 0
+        self._waiting.has_room(job)
+
     def fell_back(self, job: Job, step: int) -> None:
         """Note that the attempt took an older checkpoint than the one it was to go on from."""
         if job.current.in_place:
             return  # it has not restarted: the checkpoint is one that was begun before
         expected = job.current.from_step
-        self._out.note(job, Reason(Why.FELL_BACK, {"expected": expected, "step": step}))
+        self._out.note(job, _fell_back(job, expected, step))
         job.repeated += expected - step
         job.current.from_step = job.step = step
 
@@ -71,7 +75,7 @@ class Endings:
         newest."""
         expected = job.saved_step or 0
         if step < expected:
-            self._out.note(job, Reason(Why.FELL_BACK, {"expected": expected, "step": step}))
+            self._out.note(job, _fell_back(job, expected, step))
             job.repeated += expected - step
             job.step, job.saved_step = step, step or None
             self._run.touch(job.id)
@@ -83,16 +87,20 @@ class Endings:
 
     # --- attempts ---------------------------------------------------------------------------
 
-    def left(self, job: Job, code: int, took_s: float | None) -> None:
+    def left(self, job: Job, code: int, took_s: float | None, *, not_taken: str) -> None:
         """End an attempt of a job that saves by itself, and has left as it was asked to: it goes on from its
-        newest checkpoint, whether it has written one for that or not."""
+        newest checkpoint, whether it has written one for that or not. `not_taken`: it has, but that does not
+        count."""
         saves, step = job.traits.saves, job.saved_step
         newer = step is not None and step > saves.asked
-        if newer or (saves.at is not None and saves.at >= (job.current.signalled_s or 0.0)):
+        newer = newer or (saves.at is not None and saves.at >= (job.current.signalled_s or 0.0))
+        if newer and not not_taken:
             job.has_saved(in_vain=False)
             self.suspended(job, took_s, held=False)
             return
         facts: dict[str, Any] = {"code": code, "seconds": self._estimates.unsaved_s(job, handles=False)}
+        if not_taken:
+            facts["not_taken"] = f"; {not_taken}: exit code {code} does not say that it was saved"
         if (again := job.step - (step or 0)) > 0:
             facts["again"] = f"{again} step{'s' * (again != 1)} done again, "
         if again > 0 or not job.reports:
@@ -287,6 +295,11 @@ class Endings:
         job.held, job.wanted = False, ""
         job.reason = None if state is JobState.COMPLETED else reason
         self._out.note(job, reason)
+
+
+def _fell_back(job: Job, expected: int, step: int) -> Reason:
+    of, then = (f" of step {expected}", f"goes on from step {step}") if job.reports else ("", "begins anew")
+    return Reason(Why.FELL_BACK, {"expected": expected, "step": step, "of": of, "then": then})
 
 
 def _fast(code: int, detail: str, lasted_s: float | None) -> tuple[int, str] | None:

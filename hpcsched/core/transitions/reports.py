@@ -114,6 +114,8 @@ class Reports:
             step, reports = job.step if event.step is None else event.step, job.reports
             newer_s = event.at if step > (job.saved_step or 0) and step > job.current.from_step else before.at
             self._endings.saved(job, step)
+            if event.step is None and (event.saved_at or 0.0) > (before.at or 0.0) and self._run.rules >= 3:
+                self._endings.has_progressed(job)
             job.reports = reports or event.step is not None
             job.has_saved(at=newer_s if event.saved_at is None else event.saved_at)
         job.has_saved(handles=event.handles)
@@ -145,9 +147,11 @@ class Reports:
         job = self._run.about(event)
         if job is None:
             return
-        if event.step < job.current.from_step:
+        nameless = job.saves_by_itself and not job.reports  # nobody knows the steps of its checkpoints
+        if event.step < job.current.from_step or nameless:
             self._endings.fell_back(job, event.step)
         self._endings.saved(job, event.step)
+        job.reports = job.reports and not nameless
 
     def _workers_resized(self, event: ev.WorkersResized) -> None:
         job = self._run.about(event)
@@ -230,7 +234,7 @@ class Reports:
         elif event.no_room and event.code != 0:
             self._endings.no_room(job, event.saved_step, event.no_room)
         elif leaves and (_saved_and_left(job, event.code) or not job.wanted.startswith(LOST)):
-            self._endings.left(job, event.code, event.took_s)
+            self._endings.left(job, event.code, event.took_s, not_taken=event.not_taken)
         elif event.code == SUSPENDED and event.unreadable:
             why = f"its STATE.json cannot be read: {event.unreadable}"
             self._endings.failed(job, event.code, why, event.lasted_s)
@@ -245,7 +249,8 @@ class Reports:
             why = job.wanted if because else f"exit code {event.code} while leaving"
             self._endings.lost(job, job.saved_step, why, counts=job.wanted in ("", VOID))
         else:
-            self._endings.failed(job, event.code, event.detail, event.lasted_s)
+            detail = "; ".join(filter(None, (event.detail, event.not_taken)))
+            self._endings.failed(job, event.code, detail, event.lasted_s)
 
     def _left_unasked(self, job: Job) -> str:
         """Why a job has saved and left unasked, as far as a mechanism can say; else ""."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from hpcsched.agent import checkpoint_files
-from hpcsched.agent.checkpoint_files import Last, find_checkpoints, step_in_name
+from hpcsched.agent.checkpoint_files import Last, ends_as_an_archive, find_checkpoints, step_in_name
 
 
 def write(path: Path, text: str = "x", *, at: float) -> Path:
@@ -30,20 +31,30 @@ def names(workdir: Path, *patterns: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "step"),
+    ("name", "pattern", "step"),
     [
-        ("checkpoint-40", 40),
-        ("step_0000400", 400),
-        ("epoch=3-step=120.ckpt", 120),
-        ("weights_40.h5", 40),
-        ("model.0100", 100),
-        ("last.ckpt", None),
-        ("checkpoint", None),
-        ("x" + "9" * 16, None),
+        ("checkpoint-40", "checkpoint-*", 40),
+        ("step_0000400", "*", 400),
+        ("epoch=3-step=120.ckpt", "*.ckpt", 120),
+        ("epoch=3-step=120-val_loss=0.25.ckpt", "*.ckpt", 120),
+        ("iter_500-lr-3.pt", "iter_*", 500),
+        ("loss=0.25-e7.pt", "*.pt", 7),
+        ("weights_40.h5", "weights_*", 40),
+        ("model.0100", "model.*", 100),
+        ("last.ckpt", "*.ckpt", None),
+        ("checkpoint", "*", None),
+        ("x" + "9" * 16, "x*", None),
+        ("model_seed1234.pt", "model_seed1234.pt", None),
+        ("resnet50-7.pt", "resnet50-*.pt", 7),
+        ("resnet50-best.pt", "resnet50-*.pt", None),
+        ("gpt2-temp-0.81.pt", "gpt2-temp-0.8*.pt", None),
+        ("fp16-16.pt", "fp16-[0-9]*.pt", 16),
     ],
 )
-def test_the_step_is_the_last_number_in_the_name(name: str, step: int | None) -> None:
-    assert step_in_name(Path("/out") / name) == step
+def test_the_step_is_a_number_in_the_name_that_the_pattern_does_not_have(
+    name: str, pattern: str, step: int | None
+) -> None:
+    assert step_in_name(name, pattern) == step
 
 
 def test_a_pattern_may_be_absolute(tmp_path: Path) -> None:
@@ -75,7 +86,43 @@ def test_what_is_not_finished_has_another_name(tmp_path: Path) -> None:
     found = {one.path.name: one.last for one in find_checkpoints(tmp_path, ["step-[0-9]"])}
     assert found.pop("step-5") is Last.UNKNOWN
     assert set(found.values()) == {Last.MISSING}, "they are seen to change, and are never whole"
-    assert names(tmp_path, "no-such") != [], "and are seen beside a name without a pattern"
+    write(tmp_path / "ckpt.pt.tmp", at=1)
+    write(tmp_path / "ckpt_tmp.pt", at=1)
+    assert names(tmp_path, "ckpt.pt") == ["ckpt.pt.tmp", "ckpt_tmp.pt"], "also of a name without a sign"
+
+
+def test_names_of_something_else_are_not_taken_for_unfinished_ones(tmp_path: Path) -> None:
+    write(tmp_path / "ckpt.pt", at=1)
+    for number in range(9):
+        write(tmp_path / f"eval_tmp_{number}", at=10 + number)
+    assert names(tmp_path, "ckpt.pt") == ["ckpt.pt"]
+    assert names(tmp_path, "no-such") == []
+
+
+def test_unfinished_ones_leave_room_for_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "step-1", at=1)
+    for number in range(9):
+        write(tmp_path / f"step-{number}.tmp", at=10 + number)
+    found = find_checkpoints(tmp_path, ["step-*"])
+    assert [one.last for one in found] == [Last.UNKNOWN, *4 * [Last.MISSING]]
+
+
+def test_a_word_of_the_pattern_says_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "gpt2-temp-0.8-5.pt", at=1)
+    write(tmp_path / "gpt2-temp-0.8-6.pt.tmp", at=2)
+    found = {one.path.name: one.last for one in find_checkpoints(tmp_path, ["gpt2-temp-0.8-*"])}
+    assert found == {"gpt2-temp-0.8-5.pt": Last.UNKNOWN, "gpt2-temp-0.8-6.pt.tmp": Last.MISSING}
+
+
+def test_the_end_of_an_archive(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.pt"
+    with zipfile.ZipFile(whole, "w") as archive:
+        archive.writestr("data.pkl", b"x" * 100)
+    assert ends_as_an_archive(whole)
+    assert not ends_as_an_archive(write(tmp_path / "empty", "", at=1))
+    for bytes_less in range(1, 60):
+        (tmp_path / "cut").write_bytes(whole.read_bytes()[:-bytes_less])
+        assert not ends_as_an_archive(tmp_path / "cut")
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from hpcsched.agent.job_folder import is_aside, last_line, mark_attempt, put_asi
 
 def test_attempts_are_told_apart_in_one_output(tmp_path: Path) -> None:
     output = tmp_path / "out"
-    mark_attempt(output, 2, where="GPU 0", step=None)
+    mark_attempt(output, 2, where="GPU 0", resumed=False, step=None)
     assert not output.exists(), "nothing to tell apart"
     output.write_text("first\nno end of line")
-    mark_attempt(output, 2, where="GPUs 0,1", step=120)
+    mark_attempt(output, 2, where="GPUs 0,1", resumed=True, step=120)
     first, last, line = output.read_text().splitlines()
     assert (first, last) == ("first", "no end of line")
     assert line.startswith("hpcsched: ---- attempt 2, ")
@@ -24,8 +24,10 @@ def test_attempts_are_told_apart_in_one_output(tmp_path: Path) -> None:
     with output.open("a") as file:
         file.write("a bar\rsecond\n\n")
     assert last_line(output) == "second"
-    mark_attempt(output, 3, where="CPU cores", step=None)
+    mark_attempt(output, 3, where="CPU cores", resumed=False, step=None)
     assert output.read_text().splitlines()[-1].endswith(", CPU cores, from its beginning ----")
+    mark_attempt(output, 4, where="GPU 0", resumed=True, step=None)
+    assert output.read_text().splitlines()[-1].endswith(", GPU 0, from its checkpoint ----")
 
 
 @pytest.mark.parametrize("saved", [True, False])
@@ -53,7 +55,7 @@ def test_an_output_may_be_anything_and_nobody_waits_for_it(tmp_path: Path) -> No
     endless.symlink_to("/dev/zero")
     folder.mkdir()
     for output in (pipe, endless, folder):
-        mark_attempt(output, 2, where="GPU 0", step=None)
+        mark_attempt(output, 2, where="GPU 0", resumed=False, step=None)
         assert last_line(output) == ""
     long = tmp_path / "long"
     long.write_text("x" * 10_000 + "\nthe end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -36,19 +37,24 @@ class Place:
             path.write_text(str(self._time))
         os.utime(path, (self._time, self._time))
 
+    @property
+    def now(self) -> float:
+        """The Unix time of the last write."""
+        return self._time
+
     def checkpoints(self, restart: Restart = BY_HAND) -> OwnCheckpoints:
         return OwnCheckpoints(restart, folder=self.job, workdir=self.workdir)
 
     def begun(self, restart: Restart = BY_HAND) -> OwnCheckpoints:
         """Those of the first attempt of a job."""
         checkpoints = self.checkpoints(restart)
-        checkpoints.begin(anew=True)
+        checkpoints.begin(anew=True, at_s=0.0)
         return checkpoints
 
     def at_launch(self, restart: Restart = BY_HAND) -> int | None:
         """The step that the next attempt goes on from."""
         checkpoints = self.checkpoints(restart)
-        checkpoints.begin(anew=False)
+        checkpoints.begin(anew=False, at_s=0.0)
         return step(checkpoints)
 
 
@@ -66,7 +72,7 @@ def test_what_was_there_before_is_somebody_elses(place: Place) -> None:
     checkpoints = place.begun()
     assert step(checkpoints) is None
     place.saves(10)
-    checkpoints.over(1.0, by_itself=True)
+    checkpoints.over(1.0, by_itself=True, ended=place.now)
     assert step(checkpoints) == place.at_launch() == 10
     assert place.begun().newest is None, "anew: all that it has saved before does not count"
     assert place.at_launch() is None
@@ -81,7 +87,7 @@ def test_times_in_the_future_of_what_was_there_before_hide_nothing(place: Place)
     place.saves(10)
     checkpoints.look(1.0)
     assert checkpoints.settling
-    checkpoints.over(10.0, by_itself=True)
+    checkpoints.over(10.0, by_itself=True, ended=place.now)
     assert step(checkpoints) == place.at_launch() == 10
     assert not checkpoints.settling
 
@@ -137,12 +143,12 @@ def test_one_that_was_being_written_when_it_was_killed_never_counts(place: Place
     checkpoints.look(200.0)
     place.saves(20, "a")
     checkpoints.look(300.0)
-    checkpoints.over(301.0, by_itself=False)
+    checkpoints.over(301.0, by_itself=False, ended=place.now)
     assert step(checkpoints) == place.at_launch() == 10
     again = place.checkpoints()
-    again.begin(anew=False)
+    again.begin(anew=False, at_s=0.0)
     again.look(1000.0)
-    again.over(2000.0, by_itself=True)
+    again.over(2000.0, by_itself=True, ended=place.now)
     assert step(again) == 10, "nor later"
     place.saves(20, "a", "b")
     again.look(3000.0)
@@ -153,14 +159,58 @@ def test_one_that_was_being_written_when_it_was_killed_never_counts(place: Place
 def test_one_that_has_ended_by_itself_was_not_in_the_middle_of_anything(place: Place) -> None:
     checkpoints = place.begun()
     place.saves(10, "a")
-    checkpoints.over(100.0, by_itself=True)
+    checkpoints.over(100.0, by_itself=True, ended=place.now)
     assert step(checkpoints) == place.at_launch() == 10
+
+
+@pytest.mark.parametrize(("files", "settled_s"), [((), SETTLED_FILE_S), (("a",), SETTLED_S)])
+def test_one_that_was_old_when_its_program_was_killed_is_whole(
+    place: Place, files: tuple[str, ...], settled_s: float
+) -> None:
+    """Also if nobody had looked at it for so long; by twice the time, for clocks differ."""
+    for late_s, found in ((-0.5, None), (0.0, 10)):
+        killed = place.begun()
+        place.saves(10, *files)
+        killed.over(100.0, by_itself=False, ended=place.now + 2 * settled_s + late_s)
+        assert step(killed) == found
+        assert bool(killed.not_taken) == (found is None)
+    place.saves(20, *files)
+    lost = place.checkpoints()
+    lost.after_a_crash(by_itself=False, ended=place.now + 2 * settled_s)
+    assert step(lost) == 20
+    place.saves(30, *files)
+    lost = place.checkpoints()
+    lost.after_a_crash(by_itself=False, ended=place.now + 1.0)
+    assert step(lost) == 20
+    assert lost.not_taken == "c-30, written 1 s before its end, may not be whole and does not count"
+
+
+def test_a_file_that_ends_as_an_archive_does_is_whole_whenever_its_program_was_killed(place: Place) -> None:
+    """As PyTorch's are; one that is written over again and again is all that there is."""
+    for saved, found in ((True, 10), (False, None)):
+        checkpoints = place.begun()
+        place.saves(10)
+        if saved:
+            with zipfile.ZipFile(place.workdir / "c-10", "w") as archive:
+                archive.writestr("data.pkl", "x")
+        checkpoints.over(100.0, by_itself=False, ended=(place.workdir / "c-10").stat().st_mtime)
+        assert step(checkpoints) == found
+
+
+def test_a_number_beyond_all_steps_is_no_step(place: Place) -> None:
+    for steps, found in ((2000, 1234), (None, 1234), (1000, None)):
+        checkpoints = OwnCheckpoints(BY_HAND, folder=place.job, workdir=place.workdir, steps=steps)
+        checkpoints.begin(anew=True, at_s=0.0)
+        place.saves(1234)
+        checkpoints.look(0.0)
+        checkpoints.look(100.0)
+        assert checkpoints.newest and checkpoints.newest.step == found
 
 
 def test_without_its_last_file_it_is_not_whole_even_then(place: Place) -> None:
     checkpoints = place.begun(WITH_LAST)
     place.saves(10, "a")
-    checkpoints.over(100.0, by_itself=True)
+    checkpoints.over(100.0, by_itself=True, ended=place.now)
     assert step(checkpoints) is None
 
 
@@ -206,6 +256,6 @@ def test_a_record_that_cannot_be_read_says_nothing(place: Place, record: bytes) 
 def test_the_step_that_a_dialect_reads(place: Place) -> None:
     checkpoints = place.begun(Restart(speaks="submitit", checkpoints=("c-*",)))
     place.saves(10)
-    checkpoints.over(100.0, by_itself=True)
+    checkpoints.over(100.0, by_itself=True, ended=place.now)
     assert checkpoints.newest is not None
     assert checkpoints.newest.step is None, "the number of a submitit job's file is the job's"

@@ -5,10 +5,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
-from hpcsched.agent.shared_checkpoints import MOST_SIGNS, may_name_the_same, sharing
+from hpcsched.agent.shared_checkpoints import (
+    MOST_SIGNS,
+    Places,
+    in_the_way,
+    may_name_the_same,
+    sharing,
+)
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Attempt, JobSpec, JobState, Kind, Restart
 
@@ -47,18 +54,21 @@ def job(
     return Job(id=number, spec=spec, submit_s=0.0, state=state, attempts=attempts)
 
 
-def refused(one: Job, other: Job) -> bool:
-    return sharing(one, [one, other]) is not None
+def refused(one: Job, other: Job, *, began_s: float | None = None) -> bool:
+    """`began_s`: when it is known to have begun; None: it begins."""
+    began_s = one.current.start_s if began_s is None else began_s
+    return sharing(Places.of(one), in_the_way(one, [one, other], began_s=began_s)) is not None
 
 
 def test_the_one_that_began_later_is_refused() -> None:
     first, second = job(2, [(5, None)]), job(1, [(9, None)], ready=False)
-    assert sharing(second, [second, first]) == (first, "/w/out/checkpoint-*")
+    found = in_the_way(second, [second, first], began_s=9)
+    assert sharing(Places.of(second), found) == (Places.of(first), "out/checkpoint-*")
 
 
 def test_one_that_goes_on_as_the_other_begins_is_not_refused_for_it() -> None:
     first, second = job(1, [(1, 5), (9, None)]), job(2, [(9, None)], ready=False)
-    assert not refused(first, second)
+    assert not refused(first, second, began_s=1)
     assert refused(second, first)
 
 
@@ -78,7 +88,7 @@ def test_what_is_over_before_it_begins_is_in_nobodys_way(state: JobState) -> Non
     first, second = job(1, [(1, 3)], state), job(2, [(9, None)], ready=False)
     assert not refused(second, first)
     again = job(2, [(9, 12), (20, None)])
-    assert not refused(again, first)
+    assert not refused(again, first, began_s=9)
 
 
 def test_who_has_not_begun_is_in_nobodys_way() -> None:
@@ -88,15 +98,36 @@ def test_who_has_not_begun_is_in_nobodys_way() -> None:
 def test_a_failed_job_that_is_tried_again_does_not_take_what_another_has_saved_since() -> None:
     """By `retry`; the other has begun when it was over."""
     again = job(1, [(1, 3), (30, None)])
-    assert refused(again, job(2, [(9, 12)], JobState.COMPLETED))
+    for other in (
+        job(2, [(9, 12)], JobState.COMPLETED),
+        job(2, [(9, 12)], JobState.SUSPENDED),
+        job(2, [(29, None)], JobState.STARTING, ready=False),
+    ):
+        assert refused(again, other, began_s=1)
+
+
+def test_one_that_begins_anew_has_only_those_in_its_way_that_are_not_over() -> None:
+    """By `retry --from-scratch`, or as it was done."""
+    again = job(1, [(1, 3), (30, None)])
+    assert not refused(again, job(2, [(9, 12)], JobState.COMPLETED))
     assert refused(again, job(2, [(9, 12)], JobState.SUSPENDED))
-    assert refused(again, job(2, [(29, None)], JobState.STARTING, ready=False))
 
 
 def test_an_attempt_that_never_came_to_run_has_saved_nothing() -> None:
-    """The one that was refused is not in the way of the one that it was refused for."""
-    again = job(1, [(1, 3), (30, None)])
-    assert not refused(again, job(2, [(9, 9)], JobState.FAILED, ready=False))
+    """The one that was refused is not in the way of the one that it was refused for, nor has it begun."""
+    rightful, late = job(1, [(1, 3), (30, None)]), job(2, [(9, 9)], JobState.FAILED, ready=False)
+    assert not refused(rightful, late, began_s=1)
+    third = job(3, [(20, None)])
+    assert refused(job(2, [(9, 9), (30, None)], ready=False), third)
+    assert not refused(third, job(2, [(9, 9), (30, 30)], JobState.FAILED, ready=False), began_s=20)
+
+
+def test_two_names_of_a_folder_by_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "alias").symlink_to("real")
+    late = job(2, [(9, None)], ready=False, workdir=str(tmp_path), patterns=["alias/c-*"])
+    assert refused(late, job(1, [(1, None)], workdir=str(tmp_path / "real"), patterns=["c-*"]))
+    assert not refused(late, job(1, [(1, None)], workdir=str(tmp_path), patterns=["c-*"]))
 
 
 def test_only_what_saves_by_itself_counts_and_only_in_the_same_place() -> None:
