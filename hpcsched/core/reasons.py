@@ -270,6 +270,9 @@ class Reason:
     def __str__(self) -> str:
         facts = self.facts
         said = {"hosts": "", "stopped": "", "because": "", "again": "", "not_taken": ""}
+        if self.why is Why.FELL_BACK:
+            said["of"] = f" of step {facts.get('expected')}"
+            said["then"] = f"goes on from step {facts.get('step')}"
         if "cost" in facts:
             in_place, unsaved_s = facts.get("in_place", False), facts.get("unsaved", 0.0)
             said["costs"] = said_cost(facts["cost"], in_place=in_place, unsaved_s=unsaved_s)

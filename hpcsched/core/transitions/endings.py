@@ -298,8 +298,8 @@ class Endings:
 
 
 def _fell_back(job: Job, expected: int, step: int) -> Reason:
-    of, then = (f" of step {expected}", f"goes on from step {step}") if job.reports else ("", "begins anew")
-    return Reason(Why.FELL_BACK, {"expected": expected, "step": step, "of": of, "then": then})
+    facts: dict[str, Any] = {"expected": expected, "step": step}
+    return Reason(Why.FELL_BACK, facts if job.reports else {**facts, "of": "", "then": "begins anew"})
 
 
 def _fast(code: int, detail: str, lasted_s: float | None) -> tuple[int, str] | None:
