@@ -194,6 +194,8 @@ class Effects:
         attempt.give_up_resizing(signal.SIGKILL if isinstance(action, Kill) else signal.SIGTERM)
         if self._asked_by_itself(attempt, action):
             return
+        if attempt.self_saving:
+            attempt.self_saving.told = True
         for group in (attempt.workers, *attempt.joined):
             group.signal(number)
 

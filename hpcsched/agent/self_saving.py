@@ -83,6 +83,8 @@ class SelfSaving:
         self.seen = Seen(newest=checkpoints.newest)
         self.asked_at: float | None = None
         """When it was asked to save and to end, first."""
+        self.told = False
+        """Whether a signal was sent for that, or a command started."""
         self._caught = False
         """Whether it caught that."""
         self._grace_s = 0.0
@@ -155,9 +157,11 @@ class SelfSaving:
         if self.seen.newest is not None and self.seen.newest.done:
             pass
         elif self._restart.suspend_command:
+            self.told = True
             self._command_until = time.monotonic() + within_s + COMMAND_ENDS_WITHIN_S
             self._workers.save_by(self._restart.suspend_command, within_s)
         elif self._caught and self._signal:
+            self.told = True
             self._workers.ask_to_save(self._signal)
         else:
             self._ends_by = time.monotonic() + min(SETTLES_WITHIN_S, within_s / 2)
@@ -202,6 +206,7 @@ class SelfSaving:
             now >= self._ends_by or self._done.is_set() or (self.seen.at >= asked and not self.seen.settling)
         ):
             self._ends_by, self._caught = None, self._catches()  # it may have a handler by now
+            self.told = self.told or self._ended is None
             self._workers.ask_to_save(self._signal) if self._signal else self._workers.signal(signal.SIGTERM)
         self._look_outside()
 
@@ -254,8 +259,9 @@ class SelfSaving:
         return SUSPENDED if saved or code in self._restart.saved_codes else code
 
     def done(self, code: int) -> bool:
-        """Whether it has ended because all was done, and not as it was asked to."""
-        return code == 0 and self.seen.newest is not None and self.seen.newest.done
+        """Whether it has ended because all was done, and not as it was asked to: that was not sent yet, as it
+        had just saved, or its newest checkpoint says so."""
+        return code == 0 and (not self.told or (self.seen.newest is not None and self.seen.newest.done))
 
     def saved_step(self, progress: int | None, *, record: int | None) -> int | None:
         """The step of what it has saved; None: nothing, or nothing says which.

@@ -179,6 +179,7 @@ def test_without_a_handler_it_goes_on_until_what_it_has_just_saved_is_whole(prog
     one.saving.seen = replace(one.saving.seen, settling=False, at=one.now)
     one.news()
     assert one.workers.signals == [signal.SIGTERM] and not one.saving.settles
+    assert not one.saving.done(0)
     one.news()
     assert one.workers.signals == [signal.SIGTERM]
 
@@ -190,6 +191,10 @@ def test_what_ends_meanwhile_has_ended_by_itself(program: Any) -> None:
     one.saving.seen = replace(one.saving.seen, at=one.now)
     one.saving.looked(0)
     assert one.saving._ended is True and one.workers.signals == []
+    assert one.saving.done(0), "nobody has told it to"
+    assert not one.saving.done(1)
+    one.news(2 * SETTLES_WITHIN_S)
+    assert one.saving.done(0), "nor after its end"
 
 
 def test_a_handler_that_comes_meanwhile_is_asked(program: Any) -> None:
@@ -199,6 +204,7 @@ def test_a_handler_that_comes_meanwhile_is_asked(program: Any) -> None:
     one.saving.ask(30.0)
     one.sees(handles=True, step=20)
     one.news(SETTLES_WITHIN_S)
+    assert not one.saving.done(0)
     assert one.workers.signals == [signal.SIGTERM] and one.code(0) == 75
 
 
