@@ -100,7 +100,7 @@ class Endings:
             return
         facts: dict[str, Any] = {"code": code, "seconds": self._estimates.unsaved_s(job, handles=False)}
         if not_taken:
-            facts["not_taken"] = f"; {not_taken}: exit code {code} does not say that it was saved"
+            facts["not_taken"] = f"; {not_taken}: {code} is not among `saved_exit_codes`"
         if (again := job.step - (step or 0)) > 0:
             facts["again"] = f"{again} step{'s' * (again != 1)} done again, "
         if again > 0 or not job.reports:

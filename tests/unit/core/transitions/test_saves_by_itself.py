@@ -235,3 +235,42 @@ def test_equal_shares_are_counts_that_jobs_may_have():
     jobs = [a_job(name, gpus=(2, None), gpus_multiple=2) for name in ("a", "b")]
     run = Driver(*jobs, gpus=6, policy="equal", profiles=profiles)
     assert [run.job(name).width for name in ("a", "b")] == [4, 2]
+
+
+def test_what_does_not_count_is_told_though_an_older_one_is_newer_than_the_order():
+    run = begun(a_saver())
+    run.suspend("a")
+    run.tell(ev.RestartSeen, "a", handles=True, step=40, saved_at=run.now)
+    run.exits(
+        "a", 3, step=46, not_taken="c-46, written 0 s before its end, may not be whole and does not count"
+    )
+    assert run.states() == ["SUSPENDED"]
+    (told,) = (note.reason for note in run.job("a").story if note.reason.why is Why.NOT_SAVED)
+    assert str(told).endswith(
+        "c-46, written 0 s before its end, may not be whole and does not count: 3 is not "
+        "among `saved_exit_codes`"
+    )
+
+
+def test_failures_before_a_newer_checkpoint_do_not_count_whether_its_step_is_known_or_not():
+    run = begun(a_saver(retries=1))
+    for attempt in range(4):
+        run.tell(ev.WorkersSpawned, "a", processes=((100 + attempt, 1),))
+        run.now += 100.0
+        run.tell(ev.RestartSeen, "a", handles=False, saved_at=run.now - 5.0)
+        run.exits("a", 1, detail=f"crash {attempt}", not_taken="c may not be whole and does not count")
+        assert run.states() == ["RUNNING"] or run.job("a").state.active
+    run.tell(ev.WorkersSpawned, "a", processes=((200, 1),))
+    run.exits("a", 1, detail="no checkpoint since")
+    assert run.states() == ["FAILED"]
+
+
+def test_a_checkpoint_of_unknown_step_that_is_gone_is_told():
+    run = begun(a_saver())
+    run.tell(ev.RestartSeen, "a", handles=True, saved_at=run.now)
+    run.exits("a", 1, detail="crash")
+    run.tell(ev.WorkersSpawned, "a", processes=((200, 1),))
+    run.tell(ev.CheckpointSaved, "a", step=0)
+    job = run.job("a")
+    assert str(job.story[-1].reason) == "its checkpoint cannot be used; begins anew"
+    assert not job.reports
