@@ -155,7 +155,8 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
     again = "" if job.state.final else "; starts again"
     if again and job.saved_step is not None:
         again = f"; goes on from step {job.saved_step}" if job.reports else "; goes on from its checkpoint"
-    again = f"; {event.not_taken}{again}" if event.not_taken else again
+    if event.not_taken:
+        again = f"; {event.not_taken}{again if job.reports or job.state.final else '; starts again'}"
     said = f"out of memory: {event.oom}" if event.oom else event.detail
     detail = f": {said}" if said else bad
     if event.code == 0:

@@ -250,10 +250,13 @@ def test_two_that_save_into_one_folder_do_not_take_each_others(bench: Bench) -> 
     ],
 )
 def test_an_agent_that_is_killed_finds_the_newest_checkpoint_again(bench: Bench, how: str) -> None:
-    """With a handler its orphan saves once more; without one it goes on from what it had."""
+    """With a handler its orphan saves once more, also before a pipe; else it goes on from what it had."""
     handles = how.startswith("SIG")
     options = ["--stop-by", how] if handles else ["--every", 10]
-    keys = {"suspend_signal": how} if handles else {}
+    keys: dict[str, Any] = {"suspend_signal": how} if handles else {}
+    if how == "SIGTERM":
+        script = f'{" ".join(PYTHON)} train.py --out a --steps {LONG} --stop-by SIGTERM "$@" | cat'
+        keys["command"] = ["bash", "-o", "pipefail", "-c", script, "x"]
     agent = bench.start(
         bench.set_of(trains(bench, "a", "--steps", LONG, *options, **keys)), "--devices", "cpu:1"
     )
