@@ -24,7 +24,8 @@ class Example:
 
     `packages`: the distributions whose versions the table names. `environment`: which one of
     packaging/framework_envs.sh has them. `most_changed`: lines that elastic.py may have changed of train.py.
-    `never_wider`: why it is not promoted ("": it is). `begins_on`: slots that it begins on; promoted it has
+    `never_wider`: why it is not promoted ("": it is); `wider_since`: nor before this version of its first
+    package, and why. `begins_on`: slots that it begins on; promoted it has
     twice as many.
     """
 
@@ -34,12 +35,20 @@ class Example:
     environment: str
     most_changed: int
     never_wider: str = ""
+    wider_since: tuple[int, str] | None = None
     begins_on: int = 1
 
     @property
     def folder(self) -> Path:
         """Where it is."""
         return ROOT / "examples" / self.name
+
+    def stays(self, versions: Mapping[str, str]) -> str:
+        """Why it is not promoted, with these versions; "": it is."""
+        first = versions.get(self.packages[0], "")
+        if self.wider_since and first and int(first.partition(".")[0]) < self.wider_since[0]:
+            return self.wider_since[1]
+        return self.never_wider
 
     @property
     def changed(self) -> int | None:
@@ -78,6 +87,7 @@ EXAMPLES = (
         packages=("transformers", "accelerate", "torch"),
         environment="transformers",
         most_changed=2,
+        wider_since=(5, "Transformers 4 cannot resume on several CPU ranks"),
     ),
     Example(
         name="trl-lora",
@@ -85,6 +95,7 @@ EXAMPLES = (
         packages=("trl", "peft", "transformers"),
         environment="transformers",
         most_changed=2,
+        wider_since=(1, "Transformers 4 cannot resume on several CPU ranks"),
     ),
     Example(
         name="accelerate",

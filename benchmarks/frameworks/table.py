@@ -84,8 +84,8 @@ def _filled(row: Row, example: Example, *, python: str, place: Path) -> Row:
     whole = _tried(row, lambda: _course(trial("elastic.py").undisturbed(), steps))
     if whole:
         row.suspended = _tried(row, lambda: _suspended(row, trial("elastic.py"), whole)) or row.wrong[-1]
-        if example.never_wider:
-            row.promoted = f"not applicable: {example.never_wider}"
+        if stays := example.stays(row.versions):
+            row.promoted = f"not applicable: {stays}"
         else:
             row.promoted = _tried(row, lambda: _promoted(trial("elastic.py"), whole)) or row.wrong[-1]
     return row

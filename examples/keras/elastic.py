@@ -60,7 +60,7 @@ def main():
         epochs=-(-options.steps // PER_EPOCH),
         validation_data=samples(1_000, 1),
         verbose=0,
-        callbacks=elastic([PrintLoss(PER_EPOCH), keras.callbacks.EarlyStopping(patience=3)]),
+        callbacks=elastic([PrintLoss(PER_EPOCH), keras.callbacks.EarlyStopping("loss", patience=3)]),
     ).history
     options.out.mkdir(parents=True, exist_ok=True)
     model.save(options.out / "model.keras")

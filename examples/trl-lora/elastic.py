@@ -78,6 +78,7 @@ def main() -> None:
         report_to="none",
         disable_tqdm=True,
         bf16=False,
+        gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),
     )
     printing = PrintLoss()

@@ -10,6 +10,7 @@ for step in range(manager.latest_step() or 0, steps):
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.link import Link, Wish
+
+_COLLECTIVES = "jax_cpu_collectives_implementation"
 
 _has_initialized = False
 """Whether this program can be one of several processes."""
@@ -52,6 +55,8 @@ def initialize(**options: Any) -> None:
         "num_processes": env.world_size,
         "process_id": env.rank,
     }
+    if not hasattr(jax.config, _COLLECTIVES) and _COLLECTIVES.upper() not in os.environ:
+        jax.config.update(_COLLECTIVES, "gloo")  # up to 0.4.35 processes on CPUs have none by default
     jax.distributed.initialize(**{**told, **options})
     current().take_signals()  # JAX has taken SIGTERM
 
