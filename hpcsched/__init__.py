@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from hpcsched.worker.link import Link
 
 __all__ = ["Link"]
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 
 def __getattr__(name: str) -> Any:

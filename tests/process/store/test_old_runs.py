@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -25,9 +26,18 @@ from hpcsched.store.rundir import RunDir
 
 STORED = Path(__file__).resolve().parents[2] / "data" / "runs"
 VERSIONS = sorted(path.name for path in STORED.iterdir() if path.is_dir() and path.name != "__pycache__")
+NEWEST = VERSIONS[-1]
 RUNS = [
     (version, path.name) for version in VERSIONS for path in sorted((STORED / version / "runs").iterdir())
 ]
+
+
+def promised(cases: Iterable[tuple[str, ...]]) -> list[Any]:
+    """Those of the version before, which is promised to open, and as slow tests those of earlier ones."""
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return [pytest.param(*case, marks=marks[case[0] == NEWEST]) for case in cases]
+
+
 MADE_IN = "/srv/trainings"
 """Where the stored runs were, by their own words."""
 PATIENCE_S = 120
@@ -86,7 +96,7 @@ def test_there_are_runs_of_the_version_before() -> None:
     assert any(version.startswith(f"{major}.{minor - 1}.") for version in VERSIONS)
 
 
-@pytest.mark.parametrize(("version", "run"), RUNS)
+@pytest.mark.parametrize(("version", "run"), promised(RUNS))
 def test_an_old_run_can_be_looked_at(version: str, run: str, tmp_path: Path) -> None:
     root = stored(version, run, tmp_path)
     at = ("--dir", root)
@@ -111,7 +121,7 @@ def test_an_old_run_can_be_looked_at(version: str, run: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("version", "run"), [(v, r) for v, r in RUNS if r in ("commands", "planner", "search")]
+    ("version", "run"), promised((v, r) for v, r in RUNS if r in ("commands", "planner", "search"))
 )
 def test_an_old_run_has_a_report(version: str, run: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
@@ -129,7 +139,7 @@ def test_an_old_database_opens_and_keeps_what_it_holds(version: str, tmp_path: P
         assert {job.state for job in opened.history()} == {"COMPLETED", "FAILED", "CANCELLED"}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", promised((version,) for version in VERSIONS))
 def test_an_old_run_of_programs_goes_on_to_its_end(version: str, tmp_path: Path) -> None:
     root = stored(version, "commands", tmp_path, moved=True)
     program = tmp_path / "counts.sh"
@@ -146,7 +156,6 @@ def test_an_old_run_of_programs_goes_on_to_its_end(version: str, tmp_path: Path)
     assert json.loads(counted)["attempt"] == 2, "it went on from where it was"
 
 
-NEWEST = VERSIONS[-1]
 TRAINED = [(NEWEST, "trainers")]
 TRAINED += [
     pytest.param(version, run, marks=pytest.mark.slow)
