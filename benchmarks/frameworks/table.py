@@ -121,6 +121,13 @@ def _unchanged(trial: Trial, alone: Printed) -> str:
         if "cannot be suspended" in str(error) or "has not said" in str(error):
             return "refused, in a line: it is not known to save by itself"
         raise
+    behind = alone.losses.keys() - course.printed.losses.keys()
+    if (
+        course.printed.done
+        and len(behind) == len(course.suspend_s)
+        and min(behind) > max(course.printed.losses)
+    ):
+        return f"goes on; its log falls behind by a step at each resume ({course.printed.repeated} repeated)"
     return _compared(course, alone)
 
 

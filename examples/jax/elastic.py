@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from hpcsched.integrations.jax import CheckpointManager
+from hpcsched.integrations.jax import CheckpointManager, initialize
 
 FEATURES, HIDDEN, CLASSES, BATCH = 64, 512, 10, 512
 
@@ -63,8 +63,7 @@ def main():
     options = options.parse_args()
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        jax.distributed.initialize(address, int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]))
+        initialize()
     mesh = Mesh(mesh_utils.create_device_mesh((jax.device_count(),)), ("data",))
     whole, split = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("data"))
 
