@@ -31,6 +31,8 @@ GROUPS: dict[str, dict[Why, str]] = {
         "block or inode left, or is read-only. Make room. The attempt is *lost*, and not counted among "
         "`retries`. The job is tried again after 5 s, then after twice as long each time, at most "
         "5 minutes, and at once by the next `run --resume`.",
+        Why.MODULES: "It is STARTING; its processes start when they are loaded, within 60 s. "
+        "[Modules](resources.md#modules)",
     },
     "Why a job has this many GPUs": {
         Why.OPTIMAL: "Its fastest count by its [profile](profiles.md).",

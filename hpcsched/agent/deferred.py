@@ -30,6 +30,10 @@ class Deferred(Generic[Order, Result]):
         self._waiting[receiver].append(order)
         return True
 
+    def drop(self, receiver: Hashable) -> Order | None:
+        """Carry out no order of this receiver any more; the first of them, None if none waits."""
+        return next(iter(self._waiting.pop(receiver, ())), None)
+
     def again(self) -> Iterator[Result]:
         """Try all orders once more; the results of those that are carried out."""
         for receiver in list(self._waiting):
@@ -40,6 +44,10 @@ class Deferred(Generic[Order, Result]):
     def __iter__(self) -> Iterator[Order]:
         """The first orders, one for each receiver."""
         return iter([orders[0] for orders in self._waiting.values()])
+
+    def __contains__(self, receiver: Hashable) -> bool:
+        """Whether an order of this receiver waits."""
+        return receiver in self._waiting
 
     def __bool__(self) -> bool:
         return bool(self._waiting)

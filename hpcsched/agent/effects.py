@@ -14,7 +14,6 @@ from hpcsched.agent import disk_space
 from hpcsched.agent.abandon import abandon
 from hpcsched.agent.attempts import Resizing, WatchedAttempt, remove_attempt_files
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.exits import exited, launch_failed
 from hpcsched.agent.gpu_faults import GpuFaults
 from hpcsched.agent.gpu_memory import GpuMemory, time_to_wait_s
@@ -24,6 +23,7 @@ from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import NOT_MET_AFTER_S, RendezvousCheck
 from hpcsched.agent.resuming import Resuming
 from hpcsched.agent.timers import Timers
+from hpcsched.agent.waiting_launches import WaitingLaunches
 from hpcsched.contract import orders, variables
 from hpcsched.contract.progress import Batching
 from hpcsched.core import events as ev
@@ -76,7 +76,7 @@ class Effects:
         self._timers, self._records_due = Timers(), 0.0
         self._gpu_faults = GpuFaults()
         self._resuming = Resuming(site)
-        self._deferred = Deferred(self.perform)  # while it is being found out what their interpreters have
+        self._waiting = WaitingLaunches(self.perform, launcher, machine.run, clock)
         self._launched: set[int] = set()
         """Ids of jobs that may have left something in memory."""
         self.outputs: dict[int, Path] = {}
@@ -86,8 +86,8 @@ class Effects:
 
     def perform(self, action: Action) -> list[ev.Event]:
         """Do what the core asked for; returns what is known at once of how it went."""
-        if isinstance(action, AttemptAction) and self._deferred.takes(action.job_id, action):
-            return []
+        if isinstance(action, AttemptAction) and (told := self._waiting.takes(action)) is not None:
+            return told
         match action:
             case Launch():
                 return self._launch(action) if self._attempt_of(action) is None else []
@@ -131,7 +131,7 @@ class Effects:
             )
             told = self._resuming.planned(job, action, plan, self._machine.run.jobs.values())
             if told is None or not self._launcher.ready_for(told):
-                self._deferred.put_off(job.id, action)
+                self._waiting.put_off(action)
                 return []
             folder.mkdir(mode=0o700, exist_ok=True)
             put_layers(job, self._site, devices[0].kind, folder)
@@ -152,7 +152,8 @@ class Effects:
             if not isinstance(error, LaunchError):
                 said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
                 error = LaunchError(said, transient=False)
-            return [launch_failed(error, self._clock.now(), no_room=where, **about)]
+            failed = launch_failed(error, self._clock.now(), no_room=where, **about)
+            return [*self._waiting.over(**about), failed]
         attempt = WatchedAttempt(
             job_id=job.id,
             attempt=action.attempt,
@@ -176,8 +177,9 @@ class Effects:
         self._attempts[job.id] = attempt
         self._launched.add(job.id)
         self.outputs[job.id] = plan.output
-        host = devices[0].host
-        return [ev.WorkersSpawned(at=self._clock.now(), processes=workers.processes, host=host, **about)]
+        host, at = devices[0].host, self._clock.now()
+        spawned = ev.WorkersSpawned(at=at, processes=workers.processes, host=host, **about)
+        return [*self._waiting.over(**about), spawned]
 
     def _watch(self, attempt: WatchedAttempt, group: Workers) -> None:
         for descriptor in group.pidfds:
@@ -360,8 +362,9 @@ class Effects:
     def collect(self) -> Iterator[ev.Event]:
         """Events that no descriptor reports: due timers, ready files, periodic checkpoints."""
         now = self._clock.now()
-        yield from (ev.TimerFired(at=now, key=key) for key in self._timers.rings(now))
-        yield from chain.from_iterable(self._deferred.again())
+        rings = filter(self._waiting.counts, self._timers.rings(now))
+        yield from (ev.TimerFired(at=now, key=key) for key in rings)
+        yield from chain.from_iterable(self._waiting.again())
         self._launcher.keeping()  # it begins what is due, and sees to what hangs
         look_at_records = time.monotonic() >= self._records_due
         if look_at_records:
@@ -430,7 +433,7 @@ class Effects:
     def wait_s(self) -> float:
         """Real seconds until `collect` should be called again, at most a quarter of one."""
         now = time.monotonic()
-        soon = self._deferred or any(attempt.news_expected(now) for attempt in self._attempts.values())
+        soon = self._waiting or any(attempt.news_expected(now) for attempt in self._attempts.values())
         soonest = 0.05 if soon else 0.25
         first = self._timers.first
         return soonest if first is None else min(soonest, self._clock.until(first))

@@ -17,7 +17,7 @@ from hpcsched.policy import make_policy
 from hpcsched.store.journal import Journal
 from hpcsched.store.replay import replay, void_of
 
-_NOT_DURABLE = (ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
+_NOT_DURABLE = (ev.StartWaited, ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
 """Events that are written without fsync: they are seen again, or their attempt is lost anyway."""
 
 _WAKING = (ev.WorkersExited, ev.WorkersResized, ev.ResizeFailed)

@@ -184,6 +184,15 @@ class WorkersSpawned(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartWaited(AttemptEvent):
+    """So many seconds of the attempt have gone by before its processes could be started, or could not: its
+    modules were loaded, its interpreter asked, its checkpoints looked for. They do not count as time that it
+    has run. Told of a job with a time limit, before what came of it."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersReady(AttemptEvent):
     """The program has said that it can be suspended; `in_place`: also resized while it goes on; `parallel`:
     that it can be one of several ranks, as one that is resized can.

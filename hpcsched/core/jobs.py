@@ -162,7 +162,8 @@ class Job:
         if limit is None:
             return None
         timed = self.attempts[self.traits.untimed :]
-        return limit - sum((now if one.end_s is None else one.end_s) - one.start_s for one in timed)
+        spent = ((now if one.end_s is None else one.end_s) - one.start_s - one.waited_s for one in timed)
+        return limit - sum(spent)
 
     @property
     def steps_repeated(self) -> int | None:

@@ -66,6 +66,7 @@ class Machine:
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.AgentStarted: self._agent_started,
             ev.ProfilesLoaded: self._profiles_loaded,
+            ev.StartWaited: self._start_waited,
             ev.TimerFired: self._timer_fired,
         }
         handling: tuple[_Part, ...] = (
@@ -163,6 +164,10 @@ class Machine:
         self.run.count_news()
         self._out.ask_policy()
 
+    def _start_waited(self, event: ev.StartWaited) -> None:
+        if job := self.run.about(event):
+            self._attempts.waited(job, event.seconds)
+
     def _timer_fired(self, event: ev.TimerFired) -> None:
         if event.key == DRAIN:
             self._drain.due()
@@ -226,9 +231,11 @@ class Machine:
         return self.decisions.make_plan()
 
     def waiting_reason(self, job: Job) -> Reason | None:
-        """Why a job that waits does so; None if it does not wait."""
+        """Why a job that waits does so, or has no processes yet; None if it does not wait."""
         if job.state is JobState.HELD:
             return Reason(Why.HELD)
+        if job.state is JobState.STARTING and job.spec.needs and job.spec.needs.modules:
+            return Reason(Why.MODULES, {"modules": ", ".join(job.spec.needs.modules)})
         if job.state not in (JobState.PENDING, JobState.SUSPENDED):
             return None
         if job.held:

@@ -26,6 +26,7 @@ class Why(StrEnum):
     NO_CORES = "NoCores"
     CORES_PRIORITY = "CoresPriority"
     NO_SPACE = "NoSpace"
+    MODULES = "Modules"
     # why it has this many GPUs
     OPTIMAL = "Optimal"
     LEFT_OVER = "LeftOver"
@@ -130,6 +131,7 @@ _WORDS = {
     Why.NO_CORES: "waits for CPU cores to start on",
     Why.CORES_PRIORITY: "waits for CPU cores behind earlier jobs",
     Why.NO_SPACE: "no room in {where}: tries again {again:.0f} s into the run (try {tries})",
+    Why.MODULES: "its modules are being loaded: {modules}",
     Why.SEATED: "starts with {seats}, on {cores:.4g} of the {budget:.4g} cores that it may have{because}",
     Why.MORE_CORES: "more cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of "
     "the {had:.4g} it had{because}",

@@ -203,6 +203,9 @@ class Launcher(Protocol):
         Never blocks, never raises.
         """
 
+    def give_up(self, job_id: int, attempt: int) -> None:
+        """An attempt that `ready_for` was asked about is not to be started: end what was begun for it."""
+
     def forget(self, job_id: int) -> None:
         """Free what is kept in memory for the next attempt of a job: there will be none."""
 

@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 
@@ -16,16 +17,28 @@ MAX_OUTPUT_BYTES = 2**20
 _PIECE = 2**20
 _ENDS_WITHIN_S = 5.0
 """Time that the killed program may take to end (chosen)."""
+_STOP_NOTICED_S = 0.05
+"""Time in which it is noticed that a run is to be stopped (chosen)."""
+
+
+class Stopped(Exception):
+    """A run was stopped before its program had ended."""
 
 
 def run_bounded(
-    argv: Sequence[str], *, environ: Mapping[str, str], within_s: float, cwd: str = "/"
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    within_s: float,
+    cwd: str = "/",
+    stop: threading.Event | None = None,
 ) -> tuple[int, bytes, bytes]:
     """Run a program; returns its exit code (negative: a signal) and the last `MAX_OUTPUT_BYTES` of stdout and
     of stderr.
 
     It runs in `cwd`, without an input, in a session of its own, which is killed when it has ended, and when
-    this raises. Raises TimeoutError; OSError or ValueError if it cannot be started.
+    this raises. Raises TimeoutError; Stopped once `stop` is set; OSError or ValueError if it cannot be
+    started.
     """
     until = time.monotonic() + within_s
     process = subprocess.Popen(
@@ -40,7 +53,7 @@ def run_bounded(
     assert process.stdout and process.stderr
     with process.stdout, process.stderr:
         try:
-            said = _listen(process, (process.stdout.fileno(), process.stderr.fileno()), until)
+            said = _listen(process, (process.stdout.fileno(), process.stderr.fileno()), until, stop)
         finally:
             # Not waited for yet, so the number is still its own.
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -50,7 +63,9 @@ def run_bounded(
     return process.returncode, *said
 
 
-def _listen(process: subprocess.Popen[bytes], outputs: tuple[int, int], until: float) -> tuple[bytes, bytes]:
+def _listen(
+    process: subprocess.Popen[bytes], outputs: tuple[int, int], until: float, stop: threading.Event | None
+) -> tuple[bytes, bytes]:
     """Its outputs until it ends; processes that it has started may hold them open for longer."""
     said = {descriptor: bytearray() for descriptor in outputs}
     with selectors.DefaultSelector() as selector, os.fdopen(os.pidfd_open(process.pid)) as ended:
@@ -60,9 +75,13 @@ def _listen(process: subprocess.Popen[bytes], outputs: tuple[int, int], until: f
         selector.register(ended, selectors.EVENT_READ)
         over = False
         while not over:
-            ready = [key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))]
-            if not ready or time.monotonic() > until:
+            if stop is not None and stop.is_set():
+                raise Stopped
+            left_s = until - time.monotonic()
+            if left_s <= 0:
                 raise TimeoutError
+            wait_s = left_s if stop is None else min(left_s, _STOP_NOTICED_S)
+            ready = [key.fd for key, _ in selector.select(wait_s)]
             over = ended.fileno() in ready
             for descriptor in said if over else ready:
                 if not _read(descriptor, said[descriptor]) and not over:

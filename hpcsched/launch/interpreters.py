@@ -27,11 +27,14 @@ from hpcsched.core.model import JobSpec, Kind, PythonEnvironment
 from hpcsched.decoding import decode
 from hpcsched.errors import BadEnvironment, BadInput
 from hpcsched.launch import probe
-from hpcsched.launch.bounded_run import run_bounded
+from hpcsched.launch.bounded_run import Stopped, run_bounded
 from hpcsched.printing import printable
 
 PROBE_TIMEOUT_S = 60.0
 """Time that an interpreter may take to answer (chosen): it starts slowly on a busy shared filesystem."""
+
+CLOSED_WITHIN_S = 6.0
+"""Time that the end of interpreters that are still asked may take (chosen)."""
 
 PROBE_FRESH_S = 5.0
 """Time that an answer holds without a check of the files it depends on, and that an error holds (chosen)."""
@@ -123,6 +126,7 @@ class Interpreters:
         self._environ, self._clock = environ, clock
         self._known: dict[str, _Answer] = {}
         self._asking: dict[str, _Asking] = {}
+        self._stop = threading.Event()
 
     def ready(self, environment: PythonEnvironment | None, who: Hashable = None) -> bool:
         """Whether `trainers` would answer at once; if not, its interpreter is asked from now on, in a thread.
@@ -148,6 +152,13 @@ class Interpreters:
         thread.start()
         self._asking[python] = _Asking(thread, {who})
         return False
+
+    def close(self) -> None:
+        """Ask none any more, and end those that are asked."""
+        self._stop.set()
+        until = time.monotonic() + CLOSED_WITHIN_S
+        for asking in self._asking.values():
+            asking.thread.join(max(0.0, until - time.monotonic()))
 
     def trainers(self, environment: PythonEnvironment | None) -> Interpreter:
         """The interpreter that runs a trainer of this environment; may wait for it. Raises BadEnvironment."""
@@ -307,7 +318,7 @@ class Interpreters:
 
     def _ask(self, python: str) -> InterpreterInfo | str:
         before = _changed(python)
-        said = ask_interpreter(python, self._environ)
+        said = ask_interpreter(python, self._environ, stop=self._stop)
         watched = said.watched if isinstance(said, InterpreterInfo) else {}
         self._known[python] = _Answer(said=said, changed={**watched, python: before}, at=self._clock())
         return said
@@ -347,12 +358,18 @@ class _Answer:
 
 
 def ask_interpreter(
-    python: str, environ: Mapping[str, str], *, within_s: float = PROBE_TIMEOUT_S
+    python: str,
+    environ: Mapping[str, str],
+    *,
+    within_s: float = PROBE_TIMEOUT_S,
+    stop: threading.Event | None = None,
 ) -> InterpreterInfo | str:
     """The versions that an interpreter has, or in one line why it does not answer within `within_s`."""
     try:
         program = Path(probe.__file__).read_text(encoding="utf-8")
-        code, out, err = run_bounded([python, "-c", program], environ=environ, within_s=within_s)
+        code, out, err = run_bounded([python, "-c", program], environ=environ, within_s=within_s, stop=stop)
+    except Stopped:
+        return "it was not asked to the end"
     except TimeoutError:
         return f"it has not said within {within_s:g} s what it has"
     except (OSError, ValueError) as error:

@@ -11,7 +11,6 @@ import errno
 import math
 import os
 import signal
-import stat as modes
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +42,14 @@ from hpcsched.launch.own_gpus import has_parts, own_device, refuse_other_gpus
 from hpcsched.launch.placeholders import fill_placeholders
 from hpcsched.launch.ports import Ports
 from hpcsched.launch.shared_memory import Keepers, KeeperTask, SharedMemoryStore
-from hpcsched.launch.spawn import ProcessStart, ignoring_signals, in_directory, set_idle_priority, spawn
+from hpcsched.launch.spawn import (
+    ProcessStart,
+    find_program,
+    ignoring_signals,
+    in_directory,
+    set_idle_priority,
+    spawn,
+)
 from hpcsched.launch.surroundings import Surroundings
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
@@ -136,6 +142,10 @@ class LocalLauncher:
         known = not asked or self.interpreters.ready(plan.environment, who)
         return self._surroundings.ready_for(plan) and known
 
+    def give_up(self, job_id: int, attempt: int) -> None:
+        """End what was begun for an attempt that was not ready, and is not to be started any more."""
+        self._surroundings.give_up(job_id, attempt)
+
     def forget(self, job_id: int) -> None:
         """Free the shared memory of a job: it has no next attempt."""
         self._surroundings.forget(job_id)
@@ -156,6 +166,7 @@ class LocalLauncher:
             self._zygotes.close()
         self._keepers.close()
         self._cpu_shares.close()
+        self.interpreters.close()
         self._surroundings.close()
         self._mps.close()
         self._shared_memory.close()
@@ -194,7 +205,7 @@ class LocalLauncher:
         workers.environ = env
         program = ""
         if plan.container is None:
-            program = _program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
+            program = find_program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         descriptors, keeper = {}, self._keeper_of(plan)
         if keeper:
             descriptors[variables.ARENA_FD] = self._shared_memory.take(plan.job_id)
@@ -397,23 +408,6 @@ def _keep_descriptors_to_ourselves() -> None:
         if int(name) > 2:
             with contextlib.suppress(OSError):  # the listing's own, closed by now
                 os.set_inheritable(int(name), False)
-
-
-def _program(name: str, cwd: Path, path: str) -> str:
-    """The file to run: by the job's own PATH, relative names from its directory. Raises LaunchError."""
-    folders = [""] if "/" in name else path.split(os.pathsep)
-    found = ""
-    for folder in folders if name else []:
-        candidate = os.path.join(cwd, folder, name)  # noqa: PTH118 - on the path of every launch
-        with contextlib.suppress(OSError):
-            if modes.S_ISREG(os.stat(candidate).st_mode):  # noqa: PTH116
-                if os.access(candidate, os.X_OK):
-                    return candidate
-                found = found or candidate
-    if found:
-        raise LaunchError(f"not executable: {found}", transient=False)
-    where = "" if "/" in name else f" in PATH={path}"
-    raise LaunchError(f"command not found: {name!r}{where}", transient=False)
 
 
 def _open_output(path: Path) -> int:

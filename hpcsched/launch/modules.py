@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpcsched.errors import BadEnvironment
-from hpcsched.launch.bounded_run import MAX_OUTPUT_BYTES, run_bounded
+from hpcsched.launch.bounded_run import MAX_OUTPUT_BYTES, Stopped, run_bounded
 from hpcsched.printing import printable
 
 WITHIN_S = 60.0
@@ -21,6 +21,11 @@ WITHIN_S = 60.0
 
 FRESH_S = 5.0
 """Time that an answer counts for those that have waited for it (chosen)."""
+
+CLOSED_WITHIN_S = 6.0
+"""Time that the end of what still loads may take (chosen): it is killed, but a filesystem may hold it."""
+
+NO_MARKS: Mapping[str, str] = {}
 
 _NO_MODULE, _NOT_LOADED = 97, 98
 _MARK = b"hpcsched: the environment follows\0"
@@ -61,15 +66,18 @@ def load_modules(
     *,
     within_s: float = WITHIN_S,
     sites: Sequence[str] = SITES,
+    stop: threading.Event | None = None,
 ) -> dict[str, str | None]:
     """The variables that differ from `environ` once these modules are loaded, in order; None: unset.
 
-    Raises BadEnvironment, in one line.
+    Raises BadEnvironment, in one line. Once `stop` is set it is given up: all that it has started is killed.
     """
     what = f"modules = [{', '.join(names)}]"
     try:
         argv = ["bash", "--norc", "--noprofile", "-c", _SCRIPT, "modules", " ".join(sites), *names]
-        code, out, err = run_bounded(argv, environ=environ, within_s=within_s)
+        code, out, err = run_bounded(argv, environ=environ, within_s=within_s, stop=stop)
+    except Stopped:
+        raise BadEnvironment(f"{what}: given up while they were loaded", transient=True) from None
     except TimeoutError:
         raise BadEnvironment(f"{what}: not loaded within {within_s:g} s", transient=True) from None
     except (OSError, ValueError) as error:
@@ -102,6 +110,7 @@ class _Loading:
     """A bash that loads modules, or has."""
 
     thread: threading.Thread
+    stop: threading.Event
     waiting: set[Hashable] = field(default_factory=set)
     changes: dict[str, str | None] | BadEnvironment | None = None
     at: float = 0.0
@@ -116,24 +125,46 @@ class Modules:
     def __init__(self, environ: Mapping[str, str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._environ, self._clock = environ, clock
         self._loading: dict[tuple[str, ...], _Loading] = {}
+        self._given_up: list[_Loading] = []
 
-    def ready(self, names: tuple[str, ...], who: Hashable) -> bool:
-        """Whether `changes` would answer at once; if not, they are loaded from now on, in a thread."""
+    def ready(self, names: tuple[str, ...], who: Hashable, marks: Mapping[str, str] = NO_MARKS) -> bool:
+        """Whether `changes` would answer at once; if not, they are loaded from now on, in a thread.
+
+        `marks`: variables by which the processes that load them are known to be the run's.
+        """
         loading = self._loading.get(names)
         if loading is not None and loading.thread.is_alive():
             loading.waiting.add(who)
             return False
         if loading is not None and who in loading.waiting:
             return True
-        self._begin(names).waiting.add(who)
+        self._begin(names, marks).waiting.add(who)
         return False
+
+    def give_up(self, who: Hashable) -> None:
+        """Who has waited waits no longer: modules that nobody else waits for are not loaded any more."""
+        for names, loading in list(self._loading.items()):
+            waited = who in loading.waiting
+            loading.waiting.discard(who)
+            if waited and not loading.waiting and loading.thread.is_alive():
+                loading.stop.set()
+                self._given_up.append(self._loading.pop(names))
+
+    def close(self) -> None:
+        """Load none any more, and end what does."""
+        loading = [*self._loading.values(), *self._given_up]
+        for one in loading:
+            one.stop.set()
+        until = time.monotonic() + CLOSED_WITHIN_S
+        for one in loading:
+            one.thread.join(max(0.0, until - time.monotonic()))
 
     def changes(self, names: tuple[str, ...], who: Hashable) -> dict[str, str | None]:
         """What loading these modules changes in the environment; may wait. Raises BadEnvironment."""
         loading = self._loading.get(names)
         fresh = loading is not None and (who in loading.waiting or self._clock() - loading.at < FRESH_S)
         if loading is None or not fresh:
-            loading = self._begin(names)
+            loading = self._begin(names, NO_MARKS)
         loading.thread.join()  # it has its own limit
         loading.waiting.discard(who)
         found = loading.changes
@@ -142,15 +173,18 @@ class Modules:
         assert found is not None
         return found
 
-    def _begin(self, names: tuple[str, ...]) -> _Loading:
+    def _begin(self, names: tuple[str, ...], marks: Mapping[str, str]) -> _Loading:
+        stop, environ = threading.Event(), {**self._environ, **marks}
+        self._given_up = [one for one in self._given_up if one.thread.is_alive()]
+
         def load() -> None:
             try:
-                loading.changes = load_modules(names, self._environ)
+                loading.changes = load_modules(names, environ, stop=stop)
             except BadEnvironment as error:
                 loading.changes = error
             loading.at = self._clock()
 
         thread = threading.Thread(target=load, name="modules", daemon=True)
-        loading = self._loading[names] = _Loading(thread)
+        loading = self._loading[names] = _Loading(thread, stop)
         thread.start()
         return loading

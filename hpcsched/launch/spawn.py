@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat as modes
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
+from hpcsched.errors import LaunchError
 from hpcsched.launch.proc import stat
 
 _NICE_EVERY_S, _NICE_TRIES = 0.13, 100
@@ -111,6 +113,23 @@ def spawn(start: ProcessStart, shielded: frozenset[signal.Signals]) -> int:
         with contextlib.suppress(ProcessLookupError):  # already over
             os.sched_setaffinity(pid, start.cores)
     return pid
+
+
+def find_program(name: str, cwd: Path, path: str) -> str:
+    """The file to run: by the job's own PATH, relative names from its directory. Raises LaunchError."""
+    folders = [""] if "/" in name else path.split(os.pathsep)
+    found = ""
+    for folder in folders if name else []:
+        candidate = os.path.join(cwd, folder, name)  # noqa: PTH118 - on the path of every launch
+        with contextlib.suppress(OSError):
+            if modes.S_ISREG(os.stat(candidate).st_mode):  # noqa: PTH116
+                if os.access(candidate, os.X_OK):
+                    return candidate
+                found = found or candidate
+    if found:
+        raise LaunchError(f"not executable: {found}", transient=False)
+    where = "" if "/" in name else f" in PATH={path}"
+    raise LaunchError(f"command not found: {name!r}{where}", transient=False)
 
 
 def set_idle_priority(pid: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from hpcsched.contract import variables
 from hpcsched.core.mechanisms.cpu.cores import ON_CORES
 from hpcsched.core.model import Device
 from hpcsched.launch.base import LaunchPlan
@@ -37,8 +38,9 @@ class Surroundings:
         self._kernel.sample()
 
     def close(self) -> None:
-        """Watch no memory any longer."""
+        """Watch no memory any longer, and end what still loads modules."""
         self._memory.close()
+        self._modules.close()
 
     # -- modules ---------------------------------------------------------------------------------------
 
@@ -46,7 +48,14 @@ class Surroundings:
         """Whether the job's modules are loaded; if not, that is begun."""
         modules = plan.needs.modules if plan.needs else ()
         known = not modules or (plan.joins is not None and plan.job_id in self._loaded)
-        return known or self._modules.ready(modules, (plan.job_id, plan.attempt))
+        if known:
+            return True
+        marks = {name: plan.env[name] for name in (variables.RUN_ID,) if name in plan.env}
+        return self._modules.ready(modules, (plan.job_id, plan.attempt), marks)
+
+    def give_up(self, job_id: int, attempt: int) -> None:
+        """An attempt is not started any more: what loads modules for it alone is ended."""
+        self._modules.give_up((job_id, attempt))
 
     def environ(self, plan: LaunchPlan) -> Mapping[str, str]:
         """What the job inherits, its modules loaded. Raises BadEnvironment."""

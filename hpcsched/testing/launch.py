@@ -36,6 +36,8 @@ class FakeLauncher:
     """Launches by `script`: what it returns the ranks do; what it raises `launch` raises.
 
     `launched` holds every attempt's plan and workers, in order; `forgotten` the jobs to be forgotten;
+    `given_up` the attempts (job, number) not to be started any more. Plans of which `waits_for` is true are
+    not ready;
     `kept` those whose state is being made durable, as the test says.
     """
 
@@ -43,6 +45,8 @@ class FakeLauncher:
         self.script = script or (lambda plan: Script())
         self.launched: list[tuple[LaunchPlan, FakeWorkers]] = []
         self.forgotten: list[int] = []
+        self.given_up: list[tuple[int, int]] = []
+        self.waits_for: Callable[[LaunchPlan], bool] = lambda plan: False
         self.kept: set[int] = set()
         self._next_pid = FIRST_PID
 
@@ -59,7 +63,10 @@ class FakeLauncher:
         return workers
 
     def ready_for(self, plan: LaunchPlan) -> bool:
-        return True
+        return not self.waits_for(plan)
+
+    def give_up(self, job_id: int, attempt: int) -> None:
+        self.given_up.append((job_id, attempt))
 
     def forget(self, job_id: int) -> None:
         self.forgotten.append(job_id)

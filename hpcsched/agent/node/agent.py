@@ -28,6 +28,7 @@ from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.agent.node.held_back import End, HeldBack
 from hpcsched.agent.node.own_host import address_towards, end_orphans, own_name, show_granted
 from hpcsched.agent.node.workers import PartWatcher, sweep_answers
+from hpcsched.agent.waiting_launches import TOLD_TO_END
 from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract import orders, variables
 from hpcsched.devices import Devices, open_devices
@@ -221,7 +222,13 @@ class NodeAgent:
             return
         if not self._channel.take(envelope, time.monotonic()):
             return
-        if not self._deferred.takes(getattr(envelope.body, "part", None), envelope.body):
+        part, ends = getattr(envelope.body, "part", None), (protocol.Signal, protocol.AskToSave)
+        if isinstance(envelope.body, ends) and isinstance(
+            launch := self._deferred.drop(part), protocol.Launch
+        ):
+            self._launcher.give_up(launch.job_id, launch.attempt)
+            self._send(protocol.LaunchFailed(launch.part, TOLD_TO_END, transient=True))
+        elif not self._deferred.takes(part, envelope.body):
             self._obey(envelope.body)
 
     def _obey(self, message: protocol.HeadMessage) -> None:
@@ -231,22 +238,18 @@ class NodeAgent:
                     self._welcome, self._beat_due = True, 0.0
             case protocol.Launch() as order:
                 self._launch(order)
-            case protocol.Signal(part=part, number=number):
-                if part in self._parts:
-                    self._parts[part].workers.signal(signal.Signals(number))
-            case protocol.AskToSave(part=part, number=number):
-                if part in self._parts:
-                    self._parts[part].workers.ask_to_save(signal.Signals(number))
-            case protocol.SaveBy(part=part, command=command, within_s=within_s):
-                if part in self._parts:
-                    self._parts[part].workers.save_by(command, within_s)
+            case protocol.Signal(part=part, number=number) if part in self._parts:
+                self._parts[part].workers.signal(signal.Signals(number))
+            case protocol.AskToSave(part=part, number=number) if part in self._parts:
+                self._parts[part].workers.ask_to_save(signal.Signals(number))
+            case protocol.SaveBy(part=part, command=command, within_s=within_s) if part in self._parts:
+                self._parts[part].workers.save_by(command, within_s)
             case protocol.Order(part=part, line=line):
                 with contextlib.suppress(BadInput):  # its rank 0 could do nothing with it either
                     for said in orders.decode(line) if part in self._parts else ():
                         self._parts[part].workers.tell(said)
-            case protocol.Expect(part=part, attempt=attempt):
-                if part in self._parts:
-                    self._parts[part].expect(attempt, time.monotonic())
+            case protocol.Expect(part=part, attempt=attempt) if part in self._parts:
+                self._parts[part].expect(attempt, time.monotonic())
             case protocol.Forget(job_id=job_id):
                 self._launcher.forget(job_id)
             case protocol.Drain():

@@ -117,6 +117,11 @@ class Attempts:
         if left_s is not None:
             self._out.timer(TIME, job, max(0.0, left_s))
 
+    def waited(self, job: Job, seconds: float) -> None:
+        """So much of the job's attempt does not count as time that it has run."""
+        job.current.waited_s += seconds
+        self._limit_time(job)
+
     # --- leaving ----------------------------------------------------------------------------
 
     def leave(self, job: Job, wanted: str) -> None:

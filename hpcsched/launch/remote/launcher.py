@@ -282,6 +282,9 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         """True: each node agent checks the interpreters on its host by itself."""
         return True
 
+    def give_up(self, job_id: int, attempt: int) -> None:
+        """Nothing: `ready_for` begins nothing."""
+
     def forget(self, job_id: int) -> None:
         """Free a job's shared memory on all hosts: it has no next attempt."""
         self._let_go(job_id)

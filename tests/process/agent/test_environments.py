@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import livebench
@@ -143,3 +145,24 @@ def test_what_submit_cannot_know_it_only_doubts(bench: Bench) -> None:
     named = bench("submit", "--python", "mypython", "--name", "named", "--", "true")
     assert named.returncode == 0 and "not found in PATH" in named.stderr
     bench.until(lambda: bench.states().get("named") == "COMPLETED")
+
+
+def test_a_job_whose_modules_are_being_loaded_is_cancelled_and_drained_at_once(bench: Bench) -> None:
+    home = bench.folder / "modules"
+    (home / "init").mkdir(parents=True)
+    (home / "init/bash").write_text("module() { sleep 300; }\n")
+    bench.env["MODULESHOME"] = str(home)
+    jobs = bench.set_of(*(job(name, "true", gpus=1, modules=[name], time="1s") for name in ("a", "b")))
+    agent = bench.start(jobs, "--devices", "cpu:2")
+    bench.until(lambda: len(bench.live_workers()) >= 4)
+    time.sleep(1.2)  # their time limit is over, but for that they have not begun
+    assert [bench.job(name)["reason"] for name in ("a", "b")] == ["Modules", "Modules"]
+    assert "because: its modules are being loaded: a" in bench("explain", "a").stdout
+    bench("cancel", "a")
+    bench.until(lambda: bench.states().get("a") == "CANCELLED")
+    agent.kill(signal.SIGINT)
+    began = time.monotonic()
+    assert agent.wait() == 75
+    assert time.monotonic() - began < 15
+    assert bench.states()["b"] == "PENDING"
+    assert not bench.live_workers()

@@ -36,6 +36,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteLauncher[S
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_PROCID", "0")
         patch.setenv("SLURM_JOB_ID", "7")
+        home = tmp_path_factory.mktemp("modules")
+        (home / "init").mkdir()
+        (home / "init/bash").write_text("module() { sleep 300; }\n")
+        patch.setenv("MODULESHOME", str(home))
         with local_hosts(tmp_path_factory.mktemp("run")) as hosts:
             yield hosts
 
@@ -187,6 +191,18 @@ def test_a_signal_overtakes_no_launch(hosts: RemoteLauncher[Sample], tmp_path: P
     workers.signal(signal.SIGTERM)  # the second host has not even been asked
     assert code_of(hosts, workers) == 128 + signal.SIGTERM
     workers.close()
+
+
+def test_an_attempt_whose_modules_are_being_loaded_ends_at_once(
+    hosts: RemoteLauncher[Sample], tmp_path: Path
+) -> None:
+    waits = sh(hosts, tmp_path, "true")
+    group = hosts.launch(replace(waits, needs=Needs(modules=("slow",))))
+    group.signal(signal.SIGTERM)
+    with pytest.raises(LaunchError, match="host a: it was told to end before it had any processes") as caught:
+        code_of(hosts, group)
+    assert caught.value.transient
+    group.close()
 
 
 def test_a_host_that_cannot_launch_takes_the_others_along(

@@ -10,6 +10,7 @@ import pytest
 
 from hpcsched.errors import BadEnvironment
 from hpcsched.launch.modules import Modules, laid_over, load_modules
+from hpcsched.launch.proc import living, stat
 
 FAKE = """
 module() {
@@ -21,7 +22,8 @@ module() {
     needs-cuda) [ -n "$CUDA_HOME" ] || { echo "Lmod has detected: load cuda first" >&2; return 1; }
       LOADEDMODULES=$LOADEDMODULES:needs-cuda ;;
     silent) ;;
-    slow) sleep 30 ;;
+    slow) echo $BASHPID > "$MODULESHOME/began.tmp"; mv "$MODULESHOME/began.tmp" "$MODULESHOME/began"
+      sleep 300 & wait ;;
     floods) export BIG=$(head -c 2000000 /dev/zero | tr '\\0' x) ;;
     *) echo "ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile for '$2'" >&2; return 1 ;;
   esac
@@ -90,6 +92,40 @@ def test_launches_wait_without_blocking(environ: dict[str, str]) -> None:
     assert not modules.ready(("cuda",), "b")  # each launch has them loaded anew
     with pytest.raises(BadEnvironment):
         modules.changes(("nothing",), "c")
+
+
+def begun(environ: dict[str, str]) -> int:
+    """The group of the processes that load the module `slow`, once it is under way."""
+    file, until = Path(environ["MODULESHOME"], "began"), time.monotonic() + 20
+    while not file.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    leader = int(file.read_text())
+    file.unlink()
+    while (seen := stat(leader)) is None or living({seen.group}, ()) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    return seen.group
+
+
+def test_who_gives_up_ends_what_nobody_else_waits_for(environ: dict[str, str]) -> None:
+    modules = Modules(environ)
+    for who in ("a", "b"):
+        assert not modules.ready(("slow",), who, {"MARK": "of the run"})
+    group = begun(environ)
+    assert b"MARK=of the run" in Path(f"/proc/{group}/environ").read_bytes()
+    modules.give_up("a")
+    time.sleep(0.2)
+    assert living({group}, ()) == 2
+    modules.give_up("b")
+    until = time.monotonic() + 20
+    while living({group}, ()):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert not modules.ready(("slow",), "b")
+    group = begun(environ)
+    modules.close()
+    assert not living({group}, ())
 
 
 REAL = Path("/usr/share/modules/init/bash")

@@ -16,6 +16,18 @@ def test_what_comes_for_the_same_receiver_waits_with_it_and_is_carried_out_in_or
     assert done == ["start 1", "stop 1"] and not deferred
 
 
+def test_what_is_dropped_is_not_carried_out_nor_what_follows_it() -> None:
+    done: list[str] = []
+    deferred = Deferred[str, None](done.append)
+    deferred.put_off(1, "start 1")
+    deferred.put_off(2, "start 2")
+    deferred.takes(1, "pace 1")
+    assert 1 in deferred and deferred.drop(1) == "start 1"
+    assert 1 not in deferred and deferred.drop(1) is None
+    list(deferred.again())
+    assert done == ["start 2"]
+
+
 def test_one_that_is_put_off_again_keeps_what_follows_it_waiting() -> None:
     done: list[str] = []
     ready = False

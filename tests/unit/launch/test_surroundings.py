@@ -45,7 +45,7 @@ def test_ranks_that_join_have_the_modules_of_their_job():
     asked = []
 
     class Loads:
-        def ready(self, names, who):
+        def ready(self, names, who, marks):
             return False
 
         def changes(self, names, who):

@@ -62,6 +62,20 @@ def test_time_in_which_it_does_not_run_does_not_count():
     assert driver.job(1).state is JobState.STARTING
 
 
+def test_time_before_its_processes_are_started_does_not_count():
+    driver = Driver(a_timed(), profiles=[PROFILE])
+    driver.now = 50.0
+    driver.tell(ev.StartWaited, 1, seconds=50.0)
+    driver.tell(ev.LaunchFailed, 1, error="not loaded within 60 s")
+    assert driver.job(1).time_left_s(driver.now) == 120.0
+    driver.now = 70.0
+    driver.tell(ev.StartWaited, 1, seconds=20.0)
+    driver.runs(1)
+    assert driver.due("time", 1) == 190.0
+    driver.ring("time", 1)
+    assert (driver.now, driver.job(1).wanted) == (190.0, "time")
+
+
 def test_time_goes_on_over_a_resize_in_place():
     driver = Driver(
         a_job("o", "m", gpus=1, steps=10), a_timed(), gpus=2, profiles=[PROFILE], promote="always"
