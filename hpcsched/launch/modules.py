@@ -47,13 +47,14 @@ have || for init in "${{MODULESHOME:-}}/init/bash" "${{LMOD_PKG:-}}/init/bash" $
   if [ -r "$init" ]; then . "$init" >/dev/null; have && break; fi
 done
 have || exit {_NO_MODULE}
+loaded() {{  # by another name, where it is an alias of what was loaded before
+  [ "${{LOADEDMODULES:-}}" != "$before" ] && return 0
+  case ":${{LOADEDMODULES:-}}:" in *":$name:"* | *":$name/"*) return 0 ;; esac
+  module is-loaded "$name" >/dev/null 2>&1
+}}
 for name in "$@"; do
   before=${{LOADEDMODULES:-}}
-  module load "$name" >/dev/null || exit {_NOT_LOADED}
-  case ":${{LOADEDMODULES:-}}:" in
-    *":$name:"* | *":$name/"*) ;;
-    *) [ "${{LOADEDMODULES:-}}" != "$before" ] || exit {_NOT_LOADED} ;;
-  esac
+  module load "$name" >/dev/null && loaded || {{ printf %s "$name"; exit {_NOT_LOADED}; }}
 done
 printf '%s\\0' "hpcsched: the environment follows"
 env -0
@@ -88,7 +89,11 @@ def load_modules(
     _, mark, told = out.partition(_MARK)
     if code or not mark or len(out) >= MAX_OUTPUT_BYTES:
         lines = err.decode(errors="replace").split("\n")
-        said = " ".join(line.strip() for line in lines if line.strip())[:300] or f"exit code {code}"
+        said = " ".join(line.strip() for line in lines if line.strip())[:300]
+        if not said and code == _NOT_LOADED:
+            said = f"`module load {out.decode(errors='replace')}` has loaded nothing, and says nothing"
+        elif not said:
+            said = f"bash ends with exit code {code}" if code else "their environment is too large"
         raise BadEnvironment(f"{what}: cannot be loaded: {printable(said)}")
     found: dict[str, str | None] = {}
     for entry in told.split(b"\0"):

@@ -22,9 +22,10 @@ module() {
     needs-cuda) [ -n "$CUDA_HOME" ] || { echo "Lmod has detected: load cuda first" >&2; return 1; }
       LOADEDMODULES=$LOADEDMODULES:needs-cuda ;;
     silent) ;;
+    leaves) exit 3 ;;
     slow) echo $BASHPID > "$MODULESHOME/began.tmp"; mv "$MODULESHOME/began.tmp" "$MODULESHOME/began"
       sleep 300 & wait ;;
-    floods) export BIG=$(head -c 2000000 /dev/zero | tr '\\0' x) ;;
+    floods) export BIG=$(head -c 2000000 /dev/zero | tr '\\0' x) LOADEDMODULES=floods ;;
     *) echo "ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile for '$2'" >&2; return 1 ;;
   esac
   export LOADEDMODULES
@@ -58,13 +59,22 @@ def test_they_are_loaded_in_their_order(environ: dict[str, str]) -> None:
         load_modules(("needs-cuda", "cuda"), environ)
 
 
-@pytest.mark.parametrize("name", ["missing/1.0", "silent", "floods"])
-def test_one_that_does_not_load_is_one_line(environ: dict[str, str], name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("missing/1.0", "Unable to locate a modulefile"),
+        ("silent", "`module load silent` has loaded nothing, and says nothing"),
+        ("floods", "Argument list too long"),
+        ("leaves", "bash ends with exit code 3"),
+    ],
+)
+def test_one_that_does_not_load_is_one_line(environ: dict[str, str], name: str, why: str) -> None:
     with pytest.raises(BadEnvironment) as caught:
         load_modules((name,), environ)
     said = str(caught.value)
     assert said.startswith(f"modules = [{name}]: cannot be loaded: ")
     assert "\n" not in said
+    assert why in said
     assert not caught.value.transient
 
 
@@ -143,3 +153,16 @@ def test_real_environment_modules(tmp_path: Path) -> None:
     assert str(changes["PATH"]).startswith("/opt/tool/bin:")
     with pytest.raises(BadEnvironment, match="cannot be loaded"):
         load_modules(("nothing/2",), environ)
+
+
+@pytest.mark.skipif(not REAL.exists(), reason="environment-modules is not installed")
+def test_what_is_loaded_already_may_be_asked_for_by_another_name(tmp_path: Path) -> None:
+    (tmp_path / "tool").mkdir()
+    for version in ("1.0", "2.0"):
+        (tmp_path / "tool" / version).write_text(f"#%Module\nsetenv TOOL {version}\n")
+    (tmp_path / ".modulerc").write_text(
+        "#%Module\nmodule-version tool/1.0 stable\nmodule-alias best tool/2.0\n"
+    )
+    environ = {"PATH": os.defpath, "HOME": "/", "MODULEPATH": str(tmp_path)}
+    assert load_modules(("tool/1.0", "tool/stable"), environ)["TOOL"] == "1.0"
+    assert load_modules(("best", "tool/2.0", "best"), environ)["TOOL"] == "2.0"
