@@ -214,6 +214,7 @@ class LocalLauncher:
         starts = []
         try:
             workers.remove_attempt_files()
+            os.write(output, self._surroundings.said(plan))
             cores = self._surroundings.cores(plan, groups, self._cores, workers)
             for local, devices in enumerate(groups):
                 rank = Rank(

@@ -28,6 +28,8 @@ CLOSED_WITHIN_S = 6.0
 NO_MARKS: Mapping[str, str] = {}
 
 _NO_MODULE, _NOT_LOADED = 97, 98
+_MOST_SAID_BYTES = 2**14
+"""The part of what they say that is kept, from its end (chosen)."""
 _MARK = b"hpcsched: the environment follows\0"
 _UNCHANGED = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
 SITES = (
@@ -61,6 +63,14 @@ env -0
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What came of loading modules: the variables that differ (None: unset), and what was said meanwhile."""
+
+    changes: Mapping[str, str | None]
+    said: bytes = b""
+
+
 def load_modules(
     names: tuple[str, ...],
     environ: Mapping[str, str],
@@ -68,8 +78,8 @@ def load_modules(
     within_s: float = WITHIN_S,
     sites: Sequence[str] = SITES,
     stop: threading.Event | None = None,
-) -> dict[str, str | None]:
-    """The variables that differ from `environ` once these modules are loaded, in order; None: unset.
+) -> Loaded:
+    """Load these modules, in order, into `environ`.
 
     Raises BadEnvironment, in one line. Once `stop` is set it is given up: all that it has started is killed.
     """
@@ -101,7 +111,8 @@ def load_modules(
         if sign and name and name not in _UNCHANGED and environ.get(name) != value:
             found[name] = value
     there = {os.fsdecode(entry.partition(b"=")[0]) for entry in told.split(b"\0")}
-    return found | {name: None for name in environ if name not in there and name not in _UNCHANGED}
+    found |= {name: None for name in environ if name not in there and name not in _UNCHANGED}
+    return Loaded(found, err[-_MOST_SAID_BYTES:])
 
 
 def laid_over(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
@@ -117,7 +128,7 @@ class _Loading:
     thread: threading.Thread
     stop: threading.Event
     waiting: set[Hashable] = field(default_factory=set)
-    changes: dict[str, str | None] | BadEnvironment | None = None
+    loaded: Loaded | BadEnvironment | None = None
     at: float = 0.0
 
 
@@ -133,7 +144,7 @@ class Modules:
         self._given_up: list[_Loading] = []
 
     def ready(self, names: tuple[str, ...], who: Hashable, marks: Mapping[str, str] = NO_MARKS) -> bool:
-        """Whether `changes` would answer at once; if not, they are loaded from now on, in a thread.
+        """Whether `loaded` would answer at once; if not, they are loaded from now on, in a thread.
 
         `marks`: variables by which the processes that load them are known to be the run's.
         """
@@ -164,15 +175,15 @@ class Modules:
         for one in loading:
             one.thread.join(max(0.0, until - time.monotonic()))
 
-    def changes(self, names: tuple[str, ...], who: Hashable) -> dict[str, str | None]:
-        """What loading these modules changes in the environment; may wait. Raises BadEnvironment."""
+    def loaded(self, names: tuple[str, ...], who: Hashable) -> Loaded:
+        """What comes of loading these modules; may wait. Raises BadEnvironment."""
         loading = self._loading.get(names)
         fresh = loading is not None and (who in loading.waiting or self._clock() - loading.at < FRESH_S)
         if loading is None or not fresh:
             loading = self._begin(names, NO_MARKS)
         loading.thread.join()  # it has its own limit
         loading.waiting.discard(who)
-        found = loading.changes
+        found = loading.loaded
         if isinstance(found, BadEnvironment):
             raise BadEnvironment(str(found), transient=found.transient)
         assert found is not None
@@ -184,9 +195,9 @@ class Modules:
 
         def load() -> None:
             try:
-                loading.changes = load_modules(names, environ, stop=stop)
+                loading.loaded = load_modules(names, environ, stop=stop)
             except BadEnvironment as error:
-                loading.changes = error
+                loading.loaded = error
             loading.at = self._clock()
 
         thread = threading.Thread(target=load, name="modules", daemon=True)

@@ -11,7 +11,7 @@ from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.core_sets import CoreSets
 from hpcsched.launch.environment import THREAD_VARIABLES
 from hpcsched.launch.memory import KernelOom, MemoryLimits
-from hpcsched.launch.modules import Modules, laid_over
+from hpcsched.launch.modules import Loaded, Modules, laid_over
 from hpcsched.launch.workers import LocalWorkers
 
 _SLOT = "cpu"
@@ -28,8 +28,8 @@ class Surroundings:
         self._environ, self._cores = environ, CoreSets(gpu_cores)
         self._pins = bool(gpu_cores)
         self._modules = Modules(environ)
-        self._loaded: dict[int, Mapping[str, str | None]] = {}
-        """By job what its modules have changed, for ranks that join it."""
+        self._loaded: dict[int, Loaded] = {}
+        """By job what came of loading its modules, for ranks that join it."""
         self._memory = MemoryLimits()
         self._kernel = KernelOom()
 
@@ -63,9 +63,13 @@ class Surroundings:
         if not modules:
             return self._environ
         if plan.joins is None or plan.job_id not in self._loaded:
-            changes = self._modules.changes(modules, (plan.job_id, plan.attempt))
-            self._loaded[plan.job_id] = changes
-        return laid_over(self._environ, self._loaded[plan.job_id])
+            self._loaded[plan.job_id] = self._modules.loaded(modules, (plan.job_id, plan.attempt))
+        return laid_over(self._environ, self._loaded[plan.job_id].changes)
+
+    def said(self, plan: LaunchPlan) -> bytes:
+        """What the modules have said while they were loaded for this launch, in whole lines."""
+        found = self._loaded.get(plan.job_id) if plan.joins is None and plan.needs else None
+        return found.said.rstrip() + b"\n" if found and found.said.strip() else b""
 
     def forget(self, job_id: int) -> None:
         """A job has no next attempt."""

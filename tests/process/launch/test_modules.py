@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hpcsched.core.needs import Needs
 from hpcsched.errors import BadEnvironment
+from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.modules import Modules, laid_over, load_modules
 from hpcsched.launch.proc import living, stat
+from hpcsched.testing.conformance_launch import plan, reaped
 
 FAKE = """
 module() {
@@ -22,6 +26,8 @@ module() {
     needs-cuda) [ -n "$CUDA_HOME" ] || { echo "Lmod has detected: load cuda first" >&2; return 1; }
       LOADEDMODULES=$LOADEDMODULES:needs-cuda ;;
     silent) ;;
+    old) echo "WARNING: old is deprecated" >&2; printf "use new" >&2
+      LOADEDMODULES=$LOADEDMODULES:old ;;
     leaves) exit 3 ;;
     slow) echo $BASHPID > "$MODULESHOME/began.tmp"; mv "$MODULESHOME/began.tmp" "$MODULESHOME/began"
       sleep 300 & wait ;;
@@ -42,7 +48,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def test_what_modules_change_is_told(environ: dict[str, str]) -> None:
-    changes = load_modules(("cuda", "gcc"), environ)
+    changes = load_modules(("cuda", "gcc"), environ).changes
     assert changes["CUDA_HOME"] == "/opt/cuda/12.4"
     assert changes["CC"] == "/opt/gcc\nx"
     assert changes["OLD"] is None
@@ -54,7 +60,7 @@ def test_what_modules_change_is_told(environ: dict[str, str]) -> None:
 
 
 def test_they_are_loaded_in_their_order(environ: dict[str, str]) -> None:
-    assert "needs-cuda" in str(load_modules(("cuda", "needs-cuda"), environ)["LOADEDMODULES"])
+    assert "needs-cuda" in str(load_modules(("cuda", "needs-cuda"), environ).changes["LOADEDMODULES"])
     with pytest.raises(BadEnvironment, match=r"modules = \[needs-cuda, cuda\].*load cuda first"):
         load_modules(("needs-cuda", "cuda"), environ)
 
@@ -83,6 +89,16 @@ def test_a_host_without_modules_is_one_line(tmp_path: Path) -> None:
         load_modules(("cuda",), {"PATH": os.defpath, "MODULESHOME": str(tmp_path)}, sites=["/no/such"])
 
 
+def test_what_they_say_comes_into_the_output_of_the_job(environ: dict[str, str], tmp_path: Path) -> None:
+    launcher = LocalLauncher(environ=environ)
+    says = plan(tmp_path, ["sh", "-c", "echo works"])
+    workers = launcher.launch(replace(says, needs=Needs(modules=("old",))))
+    assert reaped(workers) == 0
+    workers.close()
+    launcher.close()
+    assert says.output.read_text() == "WARNING: old is deprecated\nuse new\nworks\n"
+
+
 def test_one_that_hangs_is_ended(environ: dict[str, str]) -> None:
     began = time.monotonic()
     with pytest.raises(BadEnvironment, match=r"not loaded within 0.3 s") as caught:
@@ -98,10 +114,10 @@ def test_launches_wait_without_blocking(environ: dict[str, str]) -> None:
     while not modules.ready(("cuda",), "a"):
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert modules.changes(("cuda",), "a")["CUDA_HOME"] == "/opt/cuda/12.4"
+    assert modules.loaded(("cuda",), "a").changes["CUDA_HOME"] == "/opt/cuda/12.4"
     assert not modules.ready(("cuda",), "b")  # each launch has them loaded anew
     with pytest.raises(BadEnvironment):
-        modules.changes(("nothing",), "c")
+        modules.loaded(("nothing",), "c")
 
 
 def begun(environ: dict[str, str]) -> int:
@@ -148,7 +164,7 @@ def test_real_environment_modules(tmp_path: Path) -> None:
         "#%Module\nsetenv TOOL_HOME /opt/tool\nprepend-path PATH /opt/tool/bin\n"
     )
     environ = {"PATH": os.defpath, "HOME": "/", "MODULEPATH": str(tmp_path)}
-    changes = load_modules(("tool",), environ)
+    changes = load_modules(("tool",), environ).changes
     assert changes["TOOL_HOME"] == "/opt/tool"
     assert str(changes["PATH"]).startswith("/opt/tool/bin:")
     with pytest.raises(BadEnvironment, match="cannot be loaded"):
@@ -164,5 +180,5 @@ def test_what_is_loaded_already_may_be_asked_for_by_another_name(tmp_path: Path)
         "#%Module\nmodule-version tool/1.0 stable\nmodule-alias best tool/2.0\n"
     )
     environ = {"PATH": os.defpath, "HOME": "/", "MODULEPATH": str(tmp_path)}
-    assert load_modules(("tool/1.0", "tool/stable"), environ)["TOOL"] == "1.0"
-    assert load_modules(("best", "tool/2.0", "best"), environ)["TOOL"] == "2.0"
+    assert load_modules(("tool/1.0", "tool/stable"), environ).changes["TOOL"] == "1.0"
+    assert load_modules(("best", "tool/2.0", "best"), environ).changes["TOOL"] == "2.0"

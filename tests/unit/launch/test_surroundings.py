@@ -7,6 +7,7 @@ from pathlib import Path
 from hpcsched.core.model import Device
 from hpcsched.core.needs import Needs
 from hpcsched.launch.base import LaunchPlan
+from hpcsched.launch.modules import Loaded
 from hpcsched.launch.surroundings import Surroundings
 from hpcsched.launch.workers import LocalWorkers
 
@@ -48,9 +49,9 @@ def test_ranks_that_join_have_the_modules_of_their_job():
         def ready(self, names, who, marks):
             return False
 
-        def changes(self, names, who):
+        def loaded(self, names, who):
             asked.append(who)
-            return {"CC": "/opt/gcc", "A": None}
+            return Loaded({"CC": "/opt/gcc", "A": None}, b"a warning")
 
     surroundings._modules = Loads()
     assert surroundings.environ(a_plan(needs=None)) == {"A": "1"}
@@ -58,6 +59,7 @@ def test_ranks_that_join_have_the_modules_of_their_job():
     assert not surroundings.ready_for(joining)
     assert surroundings.environ(a_plan()) == surroundings.environ(joining) == {"CC": "/opt/gcc"}
     assert asked == [(1, 1)]
+    assert (surroundings.said(a_plan()), surroundings.said(joining)) == (b"a warning\n", b"")
     assert surroundings.ready_for(joining)
     surroundings.forget(1)
     assert not surroundings.ready_for(joining)
