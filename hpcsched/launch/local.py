@@ -250,9 +250,9 @@ class LocalLauncher:
             if keeper and placement.first_rank == 0:
                 (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], keeper, attempt)
-            if not plan.parallel and env.keys() >= _MARKS:
+            if not plan.module and plan.joins is None and env.keys() >= _MARKS:
                 marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
-                workers.after_failure.append(lambda: kill_marked(marks))
+                workers.kill_left.append(lambda: kill_marked(marks))
             stamp = interpreter.stamp if interpreter else 0
             # A warm process has loaded its libraries before the modules said where they are.
             cold = plan.container or (plan.needs and plan.needs.modules)

@@ -36,7 +36,8 @@ def kill_marked(marks: Mapping[str, str]) -> list[Process]:
     """Kill the live processes of this user on this host that were started with all variables of `marks`, and
     return them.
 
-    A launcher that was killed leaves its ranks behind, in sessions of their own. Does not wait for their end.
+    A launcher that was killed leaves its ranks behind in sessions of their own, and a program that leaves its
+    helpers (TensorBoard, wandb). Does not wait for their end.
     """
     entries = {f"{name}={value}".encode() for name, value in marks.items()}
     found = _ours(lambda pid, start: bool(entries) and entries <= set(_environment(pid)))

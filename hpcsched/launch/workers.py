@@ -59,8 +59,9 @@ class LocalWorkers:
         """Called, once all have ended, with the attempt that has left its state in shared memory."""
         self.before_leaving: list[Callable[[], object]] = []
         """Called when they are about to be asked to save and leave, and when they have all ended."""
-        self.after_failure: list[Callable[[], list[tuple[int, int]]]] = []
-        """Called once all have ended, if not with 0 or 75: kill what they left, and return that."""
+        self.kill_left: list[Callable[[], list[tuple[int, int]]]] = []
+        """Called once all have ended, unless they are done (0, and not asked to leave): kill what they left
+        in other sessions, and return that."""
         self.at_end: list[Callable[[], object]] = []
         """Called once, when all have ended."""
         self.leaders_pass_signals = True
@@ -87,7 +88,7 @@ class LocalWorkers:
         self._ended: list[int] = []  # exit codes in order of time
         self._ours: set[int] = set()  # leaders not reaped: nobody else can have their pids
         self._code: int | None = None
-        self._killing = False
+        self._killing = self._asked = False
         self._killed: list[tuple[int, int]] = []
         """Processes outside of the ranks' groups that were killed when all had ended."""
 
@@ -163,6 +164,7 @@ class LocalWorkers:
         """
         self._look()
         leaving = sig in LEAVE_SIGNALS
+        self._asked |= leaving
         self._killing |= sig is signal.SIGKILL
         for call in self.before_leaving if leaving else ():
             call()
@@ -191,6 +193,7 @@ class LocalWorkers:
     def ask_to_save(self, sig: Signals) -> None:
         """Send `sig` to those programs that catch it; if none does, SIGTERM to all."""
         self._look()
+        self._asked = True
         ours = [process for process in self.processes if process[0] in self._ours]
         try:
             # Twice: to be wrong here costs all that it has not saved.
@@ -211,6 +214,7 @@ class LocalWorkers:
         """Run a command that saves them from outside: `saved_by` has what came of it, once it is over."""
         self._look()
         if self._saves is None and self.processes and self._running:
+            self._asked = True
             for call in self.before_leaving:
                 call()
             self._saves = SaveCommand(command, self.processes[0][0], self.environ, self._cwd, within_s)
@@ -278,10 +282,11 @@ class LocalWorkers:
                         pass
             self._ours.clear()
             self._code = attempt_code(self._ended)
-            if self._code == SUSPENDED:
+            if (self._code or self._asked) and not self.saving:  # a command that saves it is marked as it is
+                for kill in self.kill_left:
+                    self._killed += kill()
+            if self._code == SUSPENDED:  # its keeper is marked, too
                 self._find_held()
-            for kill in self.after_failure if self._code not in (0, SUSPENDED) else ():
-                self._killed += kill()
             for call in self.at_end:
                 call()
         return self._code

@@ -64,7 +64,7 @@ def test_what_a_rank_leaves_in_its_group_is_waited_for(tmp_path: Path) -> None:
 def test_what_was_killed_after_a_failure_is_waited_for_too(leader: subprocess.Popen[bytes]) -> None:
     seen, workers = stat(leader.pid), LocalWorkers()
     assert seen
-    workers.after_failure.append(lambda: [(leader.pid, seen.start_ticks)])
+    workers.kill_left.append(lambda: [(leader.pid, seen.start_ticks)])
     workers._ended.append(1)
     assert workers.reap() == 1
     assert workers.left() == 1

@@ -533,6 +533,28 @@ def test_who_completes_may_leave_something_behind(tmp_path: Path) -> None:
     os.kill(left, signal.SIGKILL)
 
 
+@pytest.mark.parametrize(("code", "per_rank"), [(75, False), (0, False), (75, True)])
+def test_who_saves_and_leaves_leaves_nothing_behind(tmp_path: Path, code: int, per_rank: bool) -> None:
+    """Else one more would be there with each suspend."""
+    marks = {"HPCSCHED_RUN_ID": str(tmp_path), "HPCSCHED_JOB_ID": "1", "HPCSCHED_ATTEMPT": "1"}
+    script = (
+        f"trap 'exit {code}' TSTP; setsid sh -c 'echo $$ >left.new; mv left.new left; exec sleep 60' & "
+        "while :; do sleep 0.02; done"
+    )
+    wanted = replace(plan(tmp_path, ["sh", "-c", script], per_rank=per_rank), env=marks)
+    workers, deadline = LocalLauncher().launch(wanted), time.monotonic() + DEADLINE_S
+    while not (tmp_path / "left").exists() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    left = int((tmp_path / "left").read_text())
+    workers.signal(signal.SIGTSTP)
+    assert reaped(workers) == code
+    while (seen := proc_stat(left)) and seen.state != "Z" and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert seen is None or seen.state == "Z"
+    assert not workers.left()
+    workers.close()
+
+
 @pytest.mark.parametrize("differs", [{"HPCSCHED_ATTEMPT": "1"}, {"SLURM_JOB_ID": "8"}])
 def test_what_a_killed_launcher_leaves_in_other_sessions_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, differs: dict[str, str]
