@@ -1,9 +1,10 @@
-"""The cgroups (v2) that this process is in, and the one in which it may make others."""
+"""The cgroups that this process is in, and the one (v2) in which it may make others."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -12,13 +13,29 @@ def own_cgroups(root: Path = Path("/")) -> list[Path]:
 
     `root`: the folder of /proc and /sys.
     """
+    return _places(root, lambda kinds: kinds == [""], lambda mount: " - cgroup2 " in mount)
+
+
+def own_cgroup_v1(root: Path, controller: str) -> Path | None:
+    """The folder of our cgroup with this controller in a cgroup v1; None where there is none."""
+
+    def has_it(mount: str) -> bool:
+        kind, _, rest = mount.partition(" - ")[2].partition(" ")
+        return kind == "cgroup" and controller in rest.split(" ")[-1].split(",")
+
+    return next(iter(_places(root, lambda kinds: controller in kinds, has_it)), None)
+
+
+def _places(root: Path, is_own: Callable[[list[str]], bool], is_mount: Callable[[str], bool]) -> list[Path]:
+    """The folders from our cgroup up to the top of its hierarchy: that with these controllers, so mounted."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = (root / "proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return []
-    own = next((Path(line[3:]) for line in lines if line.startswith("0::")), None)
-    mount = next((line.split() for line in mounts if " - cgroup2 " in line), None)
+    parts = [line.split(":", 2) for line in lines if line.count(":") > 1]
+    own = next((Path(path) for _, kinds, path in parts if is_own(kinds.split(","))), None)
+    mount = next((line.split() for line in mounts if is_mount(line)), None)
     if own is None or mount is None or not own.is_relative_to(mount[3]) or ".." in own.parts:
         return []
     top = root / mount[4].lstrip("/")

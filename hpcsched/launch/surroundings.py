@@ -125,7 +125,7 @@ class Surroundings:
         def why(killed: bool) -> tuple[str, bool]:
             if limit_mib is not None and (words := self._memory.exceeded(job_id)):
                 return words, True
-            words = "the kernel's OOM killer has ended it, as the host had none left"
+            words = "the kernel's OOM killer has ended it: this host, or this batch job on it, had none left"
             return (words if killed and self._kernel.struck() else ""), False
 
         workers.on_failed = why

@@ -126,6 +126,30 @@ class TestMemoryOfTheHost:
         (node / "sys/fs/cgroup/user/memory.max").write_text(f"{16 * 2**20}\n")
         assert host_memory_mib({"SLURM_MEM_PER_NODE": "32"}, node) == 16.0
 
+    @pytest.mark.parametrize(
+        ("granted", "mib"),
+        [
+            ({"SLURM_MEM_PER_CPU": "8", "SLURM_CPUS_ON_NODE": "3"}, 24.0),
+            ({"SLURM_MEM_PER_GPU": "20", "SLURM_GPUS_ON_NODE": "2"}, 40.0),
+            ({"SLURM_MEM_PER_GPU": "20"}, 64.0),
+            ({"SLURM_MEM_PER_CPU": "0", "SLURM_CPUS_ON_NODE": "3"}, 64.0),
+        ],
+    )
+    def test_slurm_may_say_it_for_each_cpu_or_gpu(self, node, granted, mib):
+        assert host_memory_mib(granted, node) == mib
+
+    @pytest.mark.parametrize("own", ["/slurm/job_7", "/"])
+    def test_a_cgroup_v1_may_limit_it(self, node, own):
+        (node / "proc/self/cgroup").write_text(f"5:cpu,cpuacct:/x\n4:memory:{own}\n0::/\n")
+        mounts = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+        (node / "proc/self/mountinfo").write_text(f"34 31 0:3 / /c rw - cgroup cgroup rw,cpu\n{mounts}")
+        folder = node / "sys/fs/cgroup/memory" / own.lstrip("/")
+        folder.mkdir(parents=True)
+        (folder / "memory.stat").write_text(f"cache 1\nhierarchical_memory_limit {24 * 2**20}\n")
+        assert host_memory_mib({}, node) == 24.0
+        (folder / "memory.stat").write_text("hierarchical_memory_limit 9223372036854771712\n")
+        assert host_memory_mib({}, node) == 64.0
+
     @pytest.mark.parametrize("said", ["0", "", "all", "9" * 50, "-1"])
     def test_odd_words_of_slurm_mean_nothing(self, node, said):
         (node / "sys/fs/cgroup/user/run/memory.max").write_text("max\n")
