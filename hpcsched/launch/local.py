@@ -37,7 +37,7 @@ from hpcsched.launch.environment import (
 )
 from hpcsched.launch.interpreters import Interpreter, Interpreters
 from hpcsched.launch.mps import MpsClients
-from hpcsched.launch.orphans import kill_marked
+from hpcsched.launch.orphans import MARKS, kill_marked
 from hpcsched.launch.own_gpus import has_parts, own_device, refuse_other_gpus
 from hpcsched.launch.placeholders import fill_placeholders
 from hpcsched.launch.ports import Ports
@@ -62,10 +62,8 @@ _TRANSIENT = frozenset(
 _NOT_A_KEEPERS = (*RANK_0_FDS, variables.ARENA_FD, variables.JOINING, variables.LANE, variables.PACK)
 """Variables of ranks that their keeper does not get."""
 
-_MARKS = frozenset({variables.RUN_ID, variables.JOB_ID, variables.ATTEMPT})
-"""Variables that all processes of an attempt have, in whatever session and process group."""
 _OF_OUR_BATCH_JOB = (variables.NODE, "SLURM_JOB_ID", "LSB_JOBID", "LSB_JOBINDEX")
-"""Variables of our batch job: another one, submitted by an attempt, inherits _MARKS but not these."""
+"""Variables of our batch job: another one, submitted by an attempt, inherits MARKS but not these."""
 
 
 class LocalLauncher:
@@ -250,8 +248,8 @@ class LocalLauncher:
             if keeper and placement.first_rank == 0:
                 (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], keeper, attempt)
-            if not plan.module and plan.joins is None and env.keys() >= _MARKS:
-                marks = {name: env[name] for name in (*_MARKS, *_OF_OUR_BATCH_JOB) if name in env}
+            if not plan.module and plan.joins is None and env.keys() >= MARKS:
+                marks = {name: env[name] for name in (*MARKS, *_OF_OUR_BATCH_JOB) if name in env}
                 workers.kill_left.append(lambda: kill_marked(marks))
             stamp = interpreter.stamp if interpreter else 0
             # A warm process has loaded its libraries before the modules said where they are.

@@ -13,13 +13,13 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcsched.core.needs import said_mib
 from hpcsched.launch.cgroups import delegated_cgroup, own_cgroups
-from hpcsched.launch.orphans import Process
+from hpcsched.launch.orphans import Process, marked, self_and_ancestors
 from hpcsched.launch.proc import Stat, stat
 
 PERIOD_S = 1.0
@@ -98,6 +98,9 @@ class _Held:
     groups: dict[Process, Path | None] = field(default_factory=dict)
     """Its leaders, each with its cgroup, or None if it is watched."""
     over: str = ""
+    marks: list[Mapping[str, str]] = field(default_factory=list)
+    """Variables by which its processes are known; of one that has left its parents nothing else says whose it
+    is."""
 
 
 class MemoryLimits:
@@ -121,13 +124,21 @@ class MemoryLimits:
                         left.rmdir()
 
     def hold(
-        self, job_id: int, processes: Iterable[Process], limit_mib: float, *, cgroup: bool = True
+        self,
+        job_id: int,
+        processes: Iterable[Process],
+        limit_mib: float,
+        *,
+        cgroup: bool = True,
+        marks: Mapping[str, str] | None = None,
     ) -> None:
         """Hold a job, with these leaders of process groups and what they start, to this limit. More processes
-        of it share the limit. `cgroup` False: only watch them."""
+        of it share the limit. `cgroup` False: only watch them. `marks`: variables that they were started with
+        and nobody else."""
         with self._changed:
             held = self._held.setdefault(job_id, _Held(limit_mib))
             held.limit_mib = limit_mib
+            held.marks += [marks] if marks else []
             folder = next((folder for folder in held.groups.values() if folder), None)
             for process in processes:
                 if cgroup and self._parent is not None and (folder or not held.groups):
@@ -200,9 +211,11 @@ class MemoryLimits:
 
     def _look(self) -> None:
         """Kill the jobs that have too much."""
-        stats = all_processes()
+        stats, above = all_processes(), self_and_ancestors()
+        orphans = [pid for pid, seen in stats.items() if seen.parent in above]
         for held in self._held.values():
-            pids = trees((pid for pid, _ in held.groups), stats)
+            leaders = {pid for pid, _ in held.groups}
+            pids = trees(leaders.union(*(marked(orphans, marks) for marks in held.marks)), stats)
             if held.over or (used := used_mib(pids, held.limit_mib)) <= held.limit_mib:
                 continue
             held.over = f"it used {said_mib(used)} of the {said_mib(held.limit_mib)} that it may have"

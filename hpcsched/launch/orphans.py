@@ -16,6 +16,9 @@ from hpcsched.launch.proc import stat, wait_ended
 Process = tuple[int, int]
 """(pid, start time in clock ticks since boot)."""
 
+MARKS = frozenset({variables.RUN_ID, variables.JOB_ID, variables.ATTEMPT})
+"""Variables that all processes of an attempt have, in whatever session and process group."""
+
 KILLED_WITHIN_S = 5.0
 """Time that a process may take to end after SIGKILL, e.g. in the middle of a large write (chosen)."""
 
@@ -39,8 +42,7 @@ def kill_marked(marks: Mapping[str, str]) -> list[Process]:
     A launcher that was killed leaves its ranks behind in sessions of their own, and a program that leaves its
     helpers (TensorBoard, wandb). Does not wait for their end.
     """
-    entries = {f"{name}={value}".encode() for name, value in marks.items()}
-    found = _ours(lambda pid, start: bool(entries) and entries <= set(_environment(pid)))
+    found = _ours(lambda pid, start: _has_marks(pid, marks))
     targets = _Targets(found)
     try:
         targets.send(signal.SIGKILL)
@@ -49,9 +51,24 @@ def kill_marked(marks: Mapping[str, str]) -> list[Process]:
     return found
 
 
+def marked(pids: Iterable[int], marks: Mapping[str, str]) -> set[int]:
+    """Those of these processes that were started with all variables of `marks`, as far as we may see that."""
+    found = set[int]()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if _has_marks(pid, marks):
+                found.add(pid)
+    return found
+
+
+def _has_marks(pid: int, marks: Mapping[str, str]) -> bool:
+    entries = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
+    return bool(entries) and entries <= set(_environment(pid))
+
+
 def _ours(wanted: Callable[[int, int], bool]) -> list[Process]:
     """Live processes of this user that `wanted` accepts; never this one or one of its ancestors."""
-    spared = _self_and_ancestors()
+    spared = self_and_ancestors()
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - names are all that is needed
         if not name.isdecimal() or (pid := int(name)) in spared:
@@ -150,7 +167,8 @@ def _environment(pid: int) -> list[bytes]:
         return file.read().split(b"\0")
 
 
-def _self_and_ancestors() -> set[int]:
+def self_and_ancestors() -> set[int]:
+    """This process and those above it; a process whose parent has ended becomes the child of one of them."""
     pids, pid = set[int](), os.getpid()
     while pid > 0 and pid not in pids:
         pids.add(pid)

@@ -12,6 +12,7 @@ from hpcsched.launch.core_sets import CoreSets
 from hpcsched.launch.environment import THREAD_VARIABLES
 from hpcsched.launch.memory import KernelOom, MemoryLimits
 from hpcsched.launch.modules import Loaded, Modules, laid_over
+from hpcsched.launch.orphans import MARKS
 from hpcsched.launch.workers import LocalWorkers
 
 _SLOT = "cpu"
@@ -119,7 +120,9 @@ class Surroundings:
         if limit_mib is not None:
             processes = workers.processes
             # A share of cores is a cgroup of its own, and a process is in one.
-            self._memory.hold(job_id, processes, limit_mib, cgroup=plan.share is None)
+            env, cgroup = workers.environ, plan.share is None
+            marks = {name: env[name] for name in MARKS} if env.keys() >= MARKS else None
+            self._memory.hold(job_id, processes, limit_mib, cgroup=cgroup, marks=marks)
             workers.at_end.append(lambda: self._memory.release(job_id, processes))
 
         def why(killed: bool) -> tuple[str, bool]:

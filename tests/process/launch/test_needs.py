@@ -86,6 +86,23 @@ def test_what_takes_too_much_is_ended_with_all_that_it_has_started(tmp_path: Pat
     launcher.close()
 
 
+def test_what_has_left_its_parents_counts_too(tmp_path: Path) -> None:
+    launcher = LocalLauncher()
+    launcher._surroundings._memory = MemoryLimits(period_s=0.05)
+    much = "import time; x = b'x' * (100 * 2**20); time.sleep(60)"
+    script = f'(setsid {sys.executable} -S -c "{much}" & echo $! > pid) & wait; sleep 60'
+    marks = {"HPCSCHED_RUN_ID": str(tmp_path), "HPCSCHED_JOB_ID": "1", "HPCSCHED_ATTEMPT": "1"}
+    wanted = replace(plan(tmp_path, ["sh", "-c", script]), needs=Needs(memory_mib=64.0), env=marks)
+    workers = launcher.launch(wanted)
+    assert ended(workers) == 128 + signal.SIGKILL
+    assert workers.over_limit
+    deadline = time.monotonic() + DEADLINE_S
+    while (left := stat(int((tmp_path / "pid").read_text()))) and left.state not in "ZX":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    launcher.close()
+
+
 def test_ranks_that_join_share_the_limit_of_their_job(tmp_path: Path) -> None:
     limits = MemoryLimits(period_s=0.05)
     launcher = LocalLauncher()
