@@ -82,10 +82,8 @@ class Admission:
     def _checked(self, jobs: Sequence[JobSpec], *, gpus: int, where: str) -> tuple[Profile, ...]:
         """The profiles of models that are new; raises ConfigError for jobs that this run cannot take."""
         machine = self.machine
-        jobfile.check_fits(jobs, gpus=gpus, hosts=self.hosts, where=where)
         for job in jobs:
-            self._check_cores(job, where)
-            check_needs(job, self.devices, self.host_cores, where=where)
+            self._check_fits(job, self.devices, gpus=gpus, where=where)
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in jobs:
@@ -179,6 +177,27 @@ class Admission:
         new = {program_of(job) for job in jobs if job.kind is Kind.COMMAND} - self.machine.estimates.parallel
         known = self.find_parallel({model for model, _ in new}) if new else ()
         return tuple(program for program in known if program in new)
+
+    def cannot_start(self) -> list[str]:
+        """Why the jobs that wait can never start on what is left here: a line each."""
+        machine, lines = self.machine, []
+        devices = list(machine.ledger.devices.values())
+        for job in machine.run.jobs.values():
+            if job.held or job.unmet or job.state not in (JobState.PENDING, JobState.SUSPENDED):
+                continue
+            try:
+                self._check_fits(job.spec, devices, gpus=len(devices), where="")
+            except ConfigError as error:
+                lines.append(f"{error.key}: {error.got}; accepted: {error.accepted}")
+            else:
+                lines.append(f"job {job.spec.name}: {machine.waiting_reason(job)}")
+        return lines
+
+    def _check_fits(self, job: JobSpec, devices: Sequence[Device], *, gpus: int, where: str) -> None:
+        """Refuse a job that could never start on these devices, and the cores and memory of their hosts."""
+        jobfile.check_fits([job], gpus=gpus, hosts=self.hosts, where=where)
+        self._check_cores(job, where)
+        check_needs(job, devices, self.host_cores, where=where)
 
     def _check_cores(self, job: JobSpec, where: str) -> None:
         """Refuse a job that could never start on the cores that there are."""

@@ -45,6 +45,9 @@ WORKER_SIGNAL_S = 2.0
 DURABLE_WITHIN_S = 1800.0
 """Time that states may take from memory to disk when nothing is left to run (chosen)."""
 
+STUCK_LINES = 10
+"""Jobs of which it is said why they can never start (chosen)."""
+
 STOP_NOTICED_S = 5.0
 """A wait that is longer than asked for by this much means that all processes were stopped (chosen)."""
 
@@ -114,10 +117,13 @@ class Agent:
     def _over(self) -> bool:
         machine = self._machine
         if machine.stuck:
-            what = (
-                "in the time that is left" if machine.waiting.late else "on the GPUs and cores that are left"
-            )
+            late = bool(machine.waiting.late)
+            what = "in the time that is left" if late else "on the GPUs, cores and memory that are left"
             self._tell(f"no job that is left can run {what}: stopping")
+            lines = [] if late else self._r.admission.cannot_start()
+            more = [f"and {len(lines) - STUCK_LINES} more jobs"] if len(lines) > STUCK_LINES else []
+            for line in (*lines[:STUCK_LINES], *more):
+                self._tell(line)
             self._process([ev.DrainRequested(at=self._clock.now(), cause="stuck")])
         if self._clock.now() > machine.deadline.leave_by and machine.run.active:
             names = ", ".join(f"{job.id} ({job.spec.name})" for job in machine.run.active.values())

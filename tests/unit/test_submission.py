@@ -12,12 +12,14 @@ from hpcsched import jobfile
 from hpcsched.agent.admission import Admission
 from hpcsched.agent.inbox import Command, Inbox, send
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobSpec
+from hpcsched.core.model import HostCores, JobSpec
+from hpcsched.core.needs import Needs
 from hpcsched.decoding import decode
 from hpcsched.errors import ConfigError
 from hpcsched.policy import make_policy
 from hpcsched.store.rundir import RunDir
 from hpcsched.submission import checked
+from hpcsched.testing.builders import Driver, a_job
 
 SETS = [
     {"command": ["true"]},
@@ -155,6 +157,28 @@ def test_a_wrong_value_of_any_key_is_refused_in_one_line(key, value):
         admission.events([spec], at=0.0, gpus=4, where="submit")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1500
+
+
+def test_why_those_that_are_left_can_never_start_is_said_of_each():
+    jobs = [
+        a_job("big", needs=Needs(memory_mib=2048.0)),
+        a_job("wide", gpus=4),
+        a_job("next", after=("big",)),
+        a_job("held", gpus=4),
+        a_job("fits"),
+    ]
+    driver = Driver(a_job("runs"), *jobs, gpus=1)
+    driver.hold("held")
+    admission = Admission(
+        machine=driver.machine,
+        find_profiles=lambda models: (),
+        stand_ins=False,
+        host_cores=[HostCores(host="n1", memory_mib=1000.0)],
+    )
+    big, wide, fits = admission.cannot_start()
+    assert big == "job big.memory: 2G; accepted: at most 1000M: no host here has more for jobs"
+    assert wide == "job wide.gpus: 4 GPUs; accepted: at most 1: so many are here"
+    assert fits.startswith("job fits: waits for GPUs")
 
 
 @pytest.mark.parametrize(
