@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 import re
 
+_DAYS_HOURS = re.compile(r"(\d+)-(\d+)")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_duration(value: float | str) -> float:
-    """The seconds of a number, of "90s", "10m", "2h", "1d", or of Slurm's "D-HH:MM:SS" and "MM:SS".
+    """The seconds of a number, of "90s", "10m", "2h", "1d", or of Slurm's "D-HH", "D-HH:MM:SS"
+    and "MM:SS".
 
     Raises ValueError for anything else, and for negative and infinite numbers; OverflowError for numbers that
     are too large.
     """
     if isinstance(value, str):
         text = value.strip().lower()
+        if not text.isascii() or "_" in text:  # float() takes digits of all scripts, and "1_0"
+            raise ValueError(value)
+        if match := _DAYS_HOURS.fullmatch(text):
+            return (int(match[1]) * 24 + int(match[2])) * 3600.0
         if match := _DURATION.fullmatch(text):
             days, first, second, third = match.groups()
             if int(second) > 59 or int(third or 0) > 59:

@@ -306,6 +306,9 @@ def test_what_is_right_is_taken(tmp_path):
         ("1:02:03", 3723),
         ("1-12:00:00", 129600),
         ("2-03:04", 2 * 86400 + 3 * 3600 + 240),
+        ("1-12", 129600),
+        ("0-90", 324000),
+        ("1e3", 1000),
     ],
 )
 def test_durations(text, seconds):
@@ -313,7 +316,12 @@ def test_durations(text, seconds):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "m", "ten", "1:2:3:4", "-5", "-1:00", "5w", "1e999", "0:60", "inf", "nan"]
+    "text",
+    [
+        *("", "m", "ten", "1:2:3:4", "-5", "-1:00", "5w", "1e999", "0:60", "inf", "nan"),
+        *("1-", "-12", "1-12h", "1-12:60", "1:60:00", "1-2:3:4:5"),
+        *("\uff11\uff10s", "\uff11:00", "1_0s", "\u0663"),
+    ],
 )
 def test_what_is_no_duration(text):
     with pytest.raises(ValueError):
