@@ -98,6 +98,15 @@ def test_who_is_done_at_the_last_moment_has_completed():
     assert driver.states() == ["COMPLETED"]
 
 
+@pytest.mark.parametrize(("step", "state"), [(90, "TIMEOUT"), (100, "COMPLETED")])
+def test_exit_code_0_after_sigterm_says_nothing_but_for_the_steps(step, state):
+    driver = Driver(a_timed(), profiles=[PROFILE])
+    driver.tell(ev.WorkersSpawned, 1, processes=((100, 1),))
+    assert kinds(driver.ring("time", 1)) == [Terminate]
+    driver.exits(1, 0, step)
+    assert driver.states() == [state]
+
+
 def test_a_drain_under_way_is_followed_by_no_next_attempt():
     driver = Driver(a_timed(), profiles=[PROFILE])
     driver.runs(1)
