@@ -175,12 +175,12 @@ class Modules:
         for one in loading:
             one.thread.join(max(0.0, until - time.monotonic()))
 
-    def loaded(self, names: tuple[str, ...], who: Hashable) -> Loaded:
+    def loaded(self, names: tuple[str, ...], who: Hashable, marks: Mapping[str, str] = NO_MARKS) -> Loaded:
         """What comes of loading these modules; may wait. Raises BadEnvironment."""
         loading = self._loading.get(names)
         fresh = loading is not None and (who in loading.waiting or self._clock() - loading.at < FRESH_S)
         if loading is None or not fresh:
-            loading = self._begin(names, NO_MARKS)
+            loading = self._begin(names, marks)
         loading.thread.join()  # it has its own limit
         loading.waiting.discard(who)
         found = loading.loaded

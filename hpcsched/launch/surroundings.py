@@ -49,10 +49,7 @@ class Surroundings:
         """Whether the job's modules are loaded; if not, that is begun."""
         modules = plan.needs.modules if plan.needs else ()
         known = not modules or (plan.joins is not None and plan.job_id in self._loaded)
-        if known:
-            return True
-        marks = {name: plan.env[name] for name in (variables.RUN_ID,) if name in plan.env}
-        return self._modules.ready(modules, (plan.job_id, plan.attempt), marks)
+        return known or self._modules.ready(modules, (plan.job_id, plan.attempt), _marks(plan))
 
     def give_up(self, job_id: int, attempt: int) -> None:
         """An attempt is not started any more: what loads modules for it alone is ended."""
@@ -64,7 +61,8 @@ class Surroundings:
         if not modules:
             return self._environ
         if plan.joins is None or plan.job_id not in self._loaded:
-            self._loaded[plan.job_id] = self._modules.loaded(modules, (plan.job_id, plan.attempt))
+            who = (plan.job_id, plan.attempt)
+            self._loaded[plan.job_id] = self._modules.loaded(modules, who, _marks(plan))
         return laid_over(self._environ, self._loaded[plan.job_id].changes)
 
     def said(self, plan: LaunchPlan) -> bytes:
@@ -132,3 +130,8 @@ class Surroundings:
             return (words if killed and self._kernel.struck() else ""), False
 
         workers.on_failed = why
+
+
+def _marks(plan: LaunchPlan) -> Mapping[str, str]:
+    """The variable by which what loads modules is known to be the run's: several jobs may wait for it."""
+    return {name: plan.env[name] for name in (variables.RUN_ID,) if name in plan.env}

@@ -282,3 +282,15 @@ def test_a_worker_that_does_not_fit_its_agent_says_so_and_ends_with_its_code(con
     assert done.returncode == WRONG_CONTRACT
     (line,) = done.stderr.splitlines()
     assert "does not fit the scheduler" in line and "pip install" in line
+
+
+def test_one_that_is_still_asked_ends_with_the_launcher(tmp_path: Path) -> None:
+    asks = f"echo $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 300"
+    interpreter(tmp_path / "env", first=asks)
+    launcher, until = LocalLauncher(environ=environ()), time.monotonic() + PATIENCE_S
+    assert not launcher.interpreters.ready(venv(tmp_path / "env"))
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    launcher.close()
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()

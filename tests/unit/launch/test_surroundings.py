@@ -49,7 +49,7 @@ def test_ranks_that_join_have_the_modules_of_their_job():
         def ready(self, names, who, marks):
             return False
 
-        def loaded(self, names, who):
+        def loaded(self, names, who, marks):
             asked.append(who)
             return Loaded({"CC": "/opt/gcc", "A": None}, b"a warning")
 
