@@ -68,7 +68,8 @@ class Traits:
     as one process on each: see `core.processes`. `failed_fast` is the exit code and the last line of its last
     attempt, if that has failed soon after its start. `anew`: it has been begun once more, and has saved
     nothing since. `saves` is for a job that saves by itself. `untimed` is the number of its first attempts
-    that its time limit does not count, as it was run again after them.
+    that its time limit does not count, as it was run again after them; nor does it count `unstarted_s`
+    seconds of the others, before their processes were started.
     """
 
     most_gpus: int | None = None
@@ -78,6 +79,7 @@ class Traits:
     anew: bool = False
     saves: Saves = Saves()
     untimed: int = 0
+    unstarted_s: float = 0.0
 
 
 USUAL = Traits()
@@ -162,8 +164,8 @@ class Job:
         if limit is None:
             return None
         timed = self.attempts[self.traits.untimed :]
-        spent = ((now if one.end_s is None else one.end_s) - one.start_s - one.waited_s for one in timed)
-        return limit - sum(spent)
+        spent_s = sum((now if one.end_s is None else one.end_s) - one.start_s for one in timed)
+        return limit + self.traits.unstarted_s - spent_s
 
     @property
     def steps_repeated(self) -> int | None:

@@ -325,8 +325,7 @@ class Attempt:
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
     asked to save as its devices were wanted. `guests` are the ids of the background jobs that have held a
-    lane of its devices at any time in it. `waited_s` are seconds before its processes were started, where the
-    job has a time limit: they do not count.
+    lane of its devices at any time in it.
 
     A job on CPU cores has `SeatedAttempt`s.
     """
@@ -346,7 +345,6 @@ class Attempt:
     launch_s: float | None = None
     stopped_s: float | None = None
     guests: tuple[int, ...] = ()
-    waited_s: float = 0.0
 
     seats: ClassVar[tuple[Seat, ...]] = ()
     why: ClassVar[Reason | None] = None

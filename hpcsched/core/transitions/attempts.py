@@ -119,7 +119,7 @@ class Attempts:
 
     def waited(self, job: Job, seconds: float) -> None:
         """So much of the job's attempt does not count as time that it has run."""
-        job.current.waited_s += seconds
+        job.has(unstarted_s=job.traits.unstarted_s + seconds)
         self._limit_time(job)
 
     # --- leaving ----------------------------------------------------------------------------
