@@ -22,10 +22,8 @@ class Apptainer:
     def start(self, inside: Inside, program: str) -> Outside:
         """See `base.Runtime`."""
         prefix = "SINGULARITYENV_" if PurePath(program).name == "singularity" else "APPTAINERENV_"
-        own = [f"{outside}:{at}:{mode}" for outside, at, mode in inside.container.mounts]
-        binds = [*inside.folders, inside.cwd, *own]
         argv = [program, "exec", "--pwd", inside.cwd]
-        argv += [word for bind in dict.fromkeys(binds) for word in ("--bind", bind)]
+        argv += [word for mount in inside.mounts for word in ("--bind", ":".join(mount))]
         argv += ["--nv"] if inside.gpus else []
         argv += [*inside.container.options, inside.container.image, *inside.argv]
         held = {f"{prefix}{name}": inside.env[name] for name in inside.told if name in inside.env}

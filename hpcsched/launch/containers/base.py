@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Protocol
 
 from hpcsched.core.model import Container
@@ -25,6 +26,16 @@ class Inside:
     cwd: str
     folders: tuple[str, ...] = ()
     gpus: bool = False
+
+    @property
+    def mounts(self) -> list[tuple[str, str, str]]:
+        """What is shown inside, as (outside, inside, mode), outer folders first: a mount below the job's
+        folder is not hidden by that, and a job's folder is not by a mount above it. Of two at one place the
+        user's counts."""
+        ours = [(folder, folder, "rw") for folder in (*self.folders, self.cwd)]
+        listed = [*ours, *self.container.mounts]
+        at_places = {PurePosixPath(at): (outside, at, mode) for outside, at, mode in listed}
+        return [at_places[place] for place in sorted(at_places, key=lambda place: len(place.parts))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

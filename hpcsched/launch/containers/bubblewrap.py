@@ -31,10 +31,8 @@ class Bubblewrap:
         argv = [program, *_root(Path(inside.container.image))]
         argv += ["--dev-bind", "/dev", "/dev", "--bind", "/proc", "/proc", "--ro-bind", "/sys", "/sys"]
         argv += ["--bind", "/tmp", "/tmp"]
-        for outside, at, mode in inside.container.mounts:
+        for outside, at, mode in inside.mounts:
             argv += ["--ro-bind" if mode == "ro" else "--bind", outside, at]
-        for folder in dict.fromkeys((*inside.folders, inside.cwd)):
-            argv += ["--bind", folder, folder]
         argv += ["--chdir", inside.cwd, *inside.container.options, "--", *inside.argv]
         path = inside.env["PATH"] if "PATH" in inside.told else _USUAL_PATH
         return Outside(argv=tuple(argv), env={**inside.env, "PATH": path})

@@ -22,9 +22,8 @@ class Enroot:
 
     def start(self, inside: Inside, program: str) -> Outside:
         """See `base.Runtime`."""
-        mounts = [(folder, folder, "rw") for folder in dict.fromkeys((*inside.folders, inside.cwd))]
         argv = [program, "start"]
-        for outside, at, mode in [*mounts, *inside.container.mounts]:
+        for outside, at, mode in inside.mounts:
             if any(letter in outside + at for letter in ": \t\n"):
                 raise LaunchError(f"enroot cannot mount {outside!r}: no spaces and colons", transient=False)
             argv += ["--mount", f"{outside}:{at}:none:x-create=auto,rbind,{mode}"]

@@ -34,9 +34,7 @@ class Pyxis:
         """See `base.Runtime`."""
         if "SLURM_JOB_ID" not in inside.env:
             raise LaunchError("pyxis needs a Slurm job: take enroot here", transient=False)
-        mounts = [(folder, folder, "rw") for folder in dict.fromkeys((*inside.folders, inside.cwd))]
-        listed = [*mounts, *inside.container.mounts]
-        for outside, at, _ in listed:
+        for outside, at, _ in inside.mounts:
             if any(letter in outside + at for letter in ":, \t\n"):
                 raise LaunchError(
                     f"pyxis cannot mount {outside!r}: no spaces, commas and colons", transient=False
@@ -50,7 +48,7 @@ class Pyxis:
             "--export=ALL",
             "--cpu-bind=none",
             f"--container-image={inside.container.image}",
-            f"--container-mounts={','.join(':'.join(mount) for mount in listed)}",
+            f"--container-mounts={','.join(':'.join(mount) for mount in inside.mounts)}",
             f"--container-workdir={inside.cwd}",
             f"--container-env={','.join(kept)}",
             *inside.container.options,

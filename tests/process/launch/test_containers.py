@@ -64,13 +64,15 @@ class Bench:
         self.folder = self.rundir.job(1)
         self.folder.mkdir()
         self.running: list[Workers] = []
+        self.mounts: tuple[tuple[str, str, str], ...] = ()
 
     def launch(self, attempt: int, *words: str, ranks: int = 1, resume: bool = False) -> Workers:
-        read_only = {"/usr", str(PACKAGE), sys.base_prefix, sys.prefix}
+        # What links lead to: a mount does not go onto a link, such as that of a .venv in the package's folder.
+        read_only = {os.path.realpath(path) for path in ("/usr", PACKAGE, sys.base_prefix, sys.prefix)}
         container = Container(
             image=str(self.image),
             runtime="bubblewrap",
-            mounts=tuple((path, path, "ro") for path in sorted(read_only)),
+            mounts=(*self.mounts, *((path, path, "ro") for path in sorted(read_only))),
         )
         spec = JobSpec(
             name="boxed",
@@ -170,6 +172,17 @@ def test_its_exit_code_and_its_death_are_seen(bench: Bench) -> None:
     while ignorant.left():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_a_mount_in_the_folder_of_the_job_is_there_and_read_only(bench: Bench, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "set").touch()
+    bench.mounts = ((str(data), str(bench.place / "data"), "ro"), (str(tmp_path), str(tmp_path), "ro"))
+    assert bench.code(bench.launch(1, "sh", "-c", "touch kept; ls data; touch data/more")) != 0
+    assert "set" in bench.said.split()
+    assert "Read-only file system" in bench.said
+    assert (bench.place / "kept").exists(), "a mount above the job's folder does not hide it"
 
 
 def test_one_that_cannot_start_is_refused_in_a_line(bench: Bench) -> None:

@@ -28,10 +28,17 @@ INSIDE = Inside(
 )
 
 
+def test_mounts_come_outer_ones_first_and_the_users_last() -> None:
+    mounts = (("/d", "/work/in/d", "ro"), ("/", "/", "ro"), ("/e", "/work/in", "rw"), ("/run", "/run/", "ro"))
+    inside = replace(INSIDE, container=Container(image="a", mounts=mounts), folders=("/run", "/work"))
+    assert inside.mounts == [mounts[1], mounts[3], ("/work", "/work", "rw"), mounts[2], mounts[0]]
+
+
 def test_apptainer() -> None:
     outside = Apptainer().start(replace(INSIDE, gpus=True), "/usr/bin/apptainer")
     assert outside.argv == (
-        *("/usr/bin/apptainer", "exec", "--pwd", "/work", "--bind", "/run", "--bind", "/work"),
+        *("/usr/bin/apptainer", "exec", "--pwd", "/work", "--bind", "/run:/run:rw"),
+        *("--bind", "/work:/work:rw"),
         *("--bind", "/data:/in:ro", "--nv", "--more", "torch.sif", "python", "train.py"),
     )
     assert outside.env["APPTAINERENV_RANK"] == "1"
