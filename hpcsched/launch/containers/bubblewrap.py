@@ -33,7 +33,9 @@ class Bubblewrap:
         argv += ["--bind", "/tmp", "/tmp"]
         for outside, at, mode in inside.mounts:
             argv += ["--ro-bind" if mode == "ro" else "--bind", outside, at]
-        argv += ["--chdir", inside.cwd, *inside.container.options, "--", *inside.argv]
+        argv += inside.container.options
+        # In memory as it is, what a program writes there would be lost in silence.
+        argv += ["--remount-ro", "/", "--chdir", inside.cwd, "--", *inside.argv]
         path = inside.env["PATH"] if "PATH" in inside.told else _USUAL_PATH
         return Outside(argv=tuple(argv), env={**inside.env, "PATH": path})
 

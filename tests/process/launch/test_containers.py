@@ -65,13 +65,15 @@ class Bench:
         self.folder.mkdir()
         self.running: list[Workers] = []
         self.mounts: tuple[tuple[str, str, str], ...] = ()
+        self.options: tuple[str, ...] = ()
 
     def launch(self, attempt: int, *words: str, ranks: int = 1, resume: bool = False) -> Workers:
-        # What links lead to: a mount does not go onto a link, such as that of a .venv in the package's folder.
+        # What links lead to: nothing is mounted onto a link, such as a .venv in the package's folder.
         read_only = {os.path.realpath(path) for path in ("/usr", PACKAGE, sys.base_prefix, sys.prefix)}
         container = Container(
             image=str(self.image),
             runtime="bubblewrap",
+            options=self.options,
             mounts=(*self.mounts, *((path, path, "ro") for path in sorted(read_only))),
         )
         spec = JobSpec(
@@ -172,6 +174,15 @@ def test_its_exit_code_and_its_death_are_seen(bench: Bench) -> None:
     while ignorant.left():
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_nothing_is_written_where_it_would_be_lost(bench: Bench) -> None:
+    bench.options = ("--tmpfs", "/scratch")
+    assert bench.code(bench.launch(1, "sh", "-c", "touch /scratch/mine && mkdir /results")) != 0
+    assert "/results" in bench.said
+    assert "Read-only file system" in bench.said
+    assert "/scratch" not in bench.said, "it was asked for"
+    assert bench.code(bench.launch(2, "sh", "-c", "touch kept && rm $(mktemp)")) == 0, bench.said
 
 
 def test_a_mount_in_the_folder_of_the_job_is_there_and_read_only(bench: Bench, tmp_path: Path) -> None:
