@@ -20,6 +20,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import Container, Device, JobSpec, Kind, Role
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Workers
+from hpcsched.launch.containers.bubblewrap import MOST_ENTRIES
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.store.rundir import RunDir
 
@@ -194,6 +195,32 @@ def test_a_mount_in_the_folder_of_the_job_is_there_and_read_only(bench: Bench, t
     assert "set" in bench.said.split()
     assert "Read-only file system" in bench.said
     assert (bench.place / "kept").exists(), "a mount above the job's folder does not hide it"
+
+
+def test_a_folder_is_shown_within_one_of_the_images(bench: Bench) -> None:
+    for name in ("home/other", "run", "var"):
+        (bench.image / name).mkdir(parents=True)
+    (bench.image / "home" / "file").touch()
+    (bench.image / "home" / "link").symlink_to("file")
+    (bench.image / "var" / "run").symlink_to("/run")
+    bench.mounts = tuple(
+        (str(bench.place), at, "rw") for at in ("/home/u/work", "/home/other", "/var/run/in")
+    )
+    words = "touch /home/u/work/1 /run/in/2 /home/other/3 && ls /home /home/link && touch /home/u/lost"
+    assert bench.code(bench.launch(1, "sh", "-c", words)) != 0
+    assert bench.said.split()[:6] == ["/home/link", "/home:", "file", "link", "other", "u"]
+    assert "/home/u/lost': Read-only file system" in bench.said
+    assert sorted(path.name for path in bench.place.iterdir()) == ["1", "2", "3"]
+
+
+def test_a_folder_that_cannot_be_put_together_is_refused(bench: Bench) -> None:
+    for number in range(MOST_ENTRIES + 1):
+        (bench.image / "etc" / str(number)).touch()
+    bench.mounts = ((str(bench.place), "/etc/12", "ro"),)
+    assert bench.code(bench.launch(1, "true")) != 0, "bwrap says it: a folder on a file"
+    bench.mounts = ((str(bench.place), "/etc/mine", "ro"),)
+    with pytest.raises(LaunchError, match=r"image/etc: more than 256 entries"):
+        bench.launch(2, "true")
 
 
 def test_one_that_cannot_start_is_refused_in_a_line(bench: Bench) -> None:
