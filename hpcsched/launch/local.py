@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from hpcsched.contract import driver, files, variables
 from hpcsched.contract.environment import Environment
@@ -53,8 +52,6 @@ from hpcsched.launch.spawn import (
 from hpcsched.launch.surroundings import Surroundings
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
-
-T = TypeVar("T")
 
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
@@ -128,8 +125,10 @@ class LocalLauncher:
         try:
             with _errors_as_launch_errors(plan):
                 self._start(plan, placement, workers)
-        except BaseException:
+        except BaseException as error:
             workers.abandon()
+            if isinstance(error, LaunchError):
+                _write_output(plan.output, f"hpcsched: {error}\n")
             raise
         return workers
 
@@ -175,10 +174,10 @@ class LocalLauncher:
         if plan.joins is None:
             workers.port = self._ports.take() if placement.port is None else placement.port
         argv, told_by_job = fill_placeholders(plan, placement, address=workers.address, port=workers.port)
-        interpreter = self._prepared(plan, self._interpreter_of)
+        interpreter = self._interpreter_of(plan)
         if plan.module and (python := interpreter or plan.container):
             argv = (python.python, "-m", plan.module)
-        around = self._prepared(plan, self._surroundings.environ)
+        around = self._surroundings.environ(plan)
         env = {
             **around,
             **self._shown(plan),
@@ -268,17 +267,6 @@ class LocalLauncher:
             return None  # it has a Python of its own
         find = self.interpreters.trainers if plan.module else self.interpreters.programs
         return find(plan.environment)
-
-    @staticmethod
-    def _prepared(plan: LaunchPlan, prepare: Callable[[LaunchPlan], T]) -> T:
-        """What `prepare` gives. Raises BadEnvironment, with its line in the job's output too."""
-        try:
-            return prepare(plan)
-        except BadEnvironment as error:
-            output = _open_output(plan.output)
-            os.write(output, f"hpcsched: {error}\n".encode(errors="replace"))
-            os.close(output)
-            raise
 
     @staticmethod
     def _launcher_told(plan: LaunchPlan, placement: RankPlacement, workers: LocalWorkers) -> dict[str, str]:
@@ -424,6 +412,16 @@ def _open_output(path: Path) -> int:
         raise
     os.set_blocking(descriptor, True)
     return descriptor
+
+
+def _write_output(path: Path, line: str) -> None:
+    """Have the job's own output say a line too, where that can be."""
+    with contextlib.suppress(OSError):
+        output = _open_output(path)
+        try:
+            os.write(output, line.encode(errors="replace"))
+        finally:
+            os.close(output)
 
 
 @contextlib.contextmanager

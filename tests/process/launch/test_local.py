@@ -288,7 +288,7 @@ def test_relative_commands_are_seen_from_the_job_s_directory(tmp_path: Path) -> 
         workers = LocalLauncher().launch(replace(plan(tmp_path, argv), env=env))
         assert reaped(workers) == 0
         workers.close()
-    assert text_of(tmp_path) == "ran\nran\n"
+    assert text_of(tmp_path) == f"hpcsched: not executable: {tmp_path}/./train.sh\nran\nran\n"
 
 
 def test_a_script_without_an_interpreter_line(tmp_path: Path) -> None:
@@ -303,6 +303,7 @@ def test_no_such_directory(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="gone: No such file or directory") as caught:
         LocalLauncher().launch(replace(plan(tmp_path, ["true"]), cwd=tmp_path / "gone"))
     assert not caught.value.transient
+    assert text_of(tmp_path) == f"hpcsched: {caught.value}\n", "the job's own output says it too"
 
 
 def test_bad_characters(tmp_path: Path) -> None:
