@@ -15,6 +15,9 @@ from hpcsched.core.model import Container
 from hpcsched.decoding import is_utf8
 
 RUNTIMES = ("auto", "apptainer", "enroot", "pyxis", "bubblewrap")
+_KNOW_NAMES = ("enroot", "pyxis")
+"""Runtimes to which a word is the name of an image; to others it is that of a file or a folder."""
+
 _MOUNT = '"/outside", "/outside:/inside" or "/outside:/inside:ro"'
 
 
@@ -38,7 +41,8 @@ def container_of(value: str | Mapping[str, Any], *, where: str, key: str, workdi
             if "\0" in word or not is_utf8(word) or (name != "options" and word.startswith("-")):
                 schema.refuse(where, f"{key}.{name}", repr(word), "text that is no option of a command")
     mounts = tuple(_mount(word, where=where, key=f"{key}.mounts") for word in read.mounts)
-    return _container(_path(read.image, workdir), read.runtime, mounts, tuple(read.options), read.python)
+    image = _image(read.image, read.runtime, workdir)
+    return _container(image, read.runtime, mounts, tuple(read.options), read.python)
 
 
 @lru_cache(maxsize=256)
@@ -53,12 +57,13 @@ def _container(
     return Container(image=image, runtime=runtime, mounts=mounts, options=options, python=python)
 
 
-def _path(image: str, workdir: Path) -> str:
+def _image(image: str, runtime: str, workdir: Path) -> str:
     """An image that is a file or a folder by the path from anywhere; addresses and names as they are."""
     if image.startswith("~/"):
         return os.path.expanduser(image)  # noqa: PTH111
     file = image.startswith((".", "/")) or image.endswith((".sif", ".sqsh", ".squashfs", ".img"))
-    return str(workdir / image) if file or ("/" in image and ":" not in image) else image
+    name = ":" in image or ("/" not in image and runtime in _KNOW_NAMES)
+    return image if name and not file else str(workdir / image)
 
 
 def _mount(word: str, *, where: str, key: str) -> tuple[str, str, str]:

@@ -24,9 +24,12 @@ def test_an_image_is_a_path_an_address_or_a_name() -> None:
         ("images/torch", "/w/images/torch"),
         ("/a/b", "/a/b"),
         ("docker://nvcr.io/nvidia/pytorch:26.01-py3", "docker://nvcr.io/nvidia/pytorch:26.01-py3"),
-        ("pytorch", "pytorch"),
+        ("pytorch", "/w/pytorch"),
     ):
         assert spec(image).container == Container(image=found)
+    for runtime, found in (("bubblewrap", "/w/pytorch"), ("enroot", "pytorch"), ("pyxis", "pytorch")):
+        named = spec({"image": "pytorch", "runtime": runtime}).container
+        assert named == Container(image=found, runtime=runtime)
 
 
 def test_a_table_says_more_and_comes_through_the_inbox() -> None:
@@ -39,7 +42,7 @@ def test_a_table_says_more_and_comes_through_the_inbox() -> None:
     }
     job = spec(table)
     assert job.container == Container(
-        image="root",
+        image="/w/root",
         runtime="bubblewrap",
         mounts=(("/data", "/data", "rw"), ("/a", "/b", "rw"), ("/c", "/d", "ro")),
         options=("--unshare-net",),
