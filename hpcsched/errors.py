@@ -59,7 +59,8 @@ class LaunchError(HpcschedError):
 
 
 class BadEnvironment(LaunchError):
-    """A job's Python cannot run it: one line says what is there, what is needed, and how to get it.
+    """A job's Python or container cannot run it: one line says what is there, what is needed, and how to get
+    it.
 
     `transient`: it did not say what it has, which may pass.
     """

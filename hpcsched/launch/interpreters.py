@@ -28,6 +28,7 @@ from hpcsched.decoding import decode
 from hpcsched.errors import BadEnvironment, BadInput
 from hpcsched.launch import probe
 from hpcsched.launch.bounded_run import Stopped, run_bounded
+from hpcsched.launch.containers.choose import check_image
 from hpcsched.printing import printable
 
 PROBE_TIMEOUT_S = 60.0
@@ -191,21 +192,29 @@ class Interpreters:
         return Interpreter(python=python, folder=str(Path(python).parent))
 
     def unlike(self, specs: Iterable[JobSpec], default: PythonEnvironment | None = None) -> list[JobSpec]:
-        """The first job of each kind and environment: `check` says the same of the others.
+        """The first job of each kind, environment and container: `check` says the same of the others.
 
         Their interpreters are asked from now on, all at once.
         """
         found: dict[object, JobSpec] = {}
         for spec in specs:
             environment = spec.environment or default
-            if found.setdefault((spec.kind, environment), spec) is spec and spec.kind is Kind.TRAINER:
+            if spec.container:
+                found.setdefault((spec.container, bool(spec.after)), spec)
+            elif found.setdefault((spec.kind, environment), spec) is spec and spec.kind is Kind.TRAINER:
                 self.ready(environment)
         return list(found.values())
 
     def check(self, spec: JobSpec, default: PythonEnvironment | None = None) -> None:
-        """Raise BadEnvironment, with the job's name, if it could not start. `default`: if it names none."""
+        """Raise BadEnvironment, with the job's name, if it could not start. `default`: if it names none.
+
+        A container has a Python of its own; jobs that this one waits for may make its image.
+        """
         try:
-            if spec.kind is Kind.TRAINER:
+            if spec.container:
+                if not spec.after:
+                    check_image(spec.container)
+            elif spec.kind is Kind.TRAINER:
                 self.trainers(spec.environment or default)
             elif spec.kind is Kind.COMMAND:
                 self.programs(spec.environment or default)

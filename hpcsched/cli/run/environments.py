@@ -71,7 +71,8 @@ def _environment(ctx: click.Context, words: dict[str, str | None]) -> PythonEnvi
 
 
 def check_here(specs: Iterable[JobSpec], *, here: bool) -> Iterator[str]:
-    """Problems of jobs' environments on this host; raises BadEnvironment where the jobs will have them too.
+    """Problems of jobs' environments and images on this host; raises BadEnvironment where the jobs will have
+    them too.
 
     That is where their agent is on this host (`here`), and the environment a path: an agent looks names up in
     its own PATH.
@@ -82,10 +83,11 @@ def check_here(specs: Iterable[JobSpec], *, here: bool) -> Iterator[str]:
     from hpcsched.launch.interpreters import Interpreters
 
     interpreters = Interpreters(inherited(os.environ))
-    for spec in interpreters.unlike(spec for spec in specs if spec.environment is not None):
+    for spec in interpreters.unlike(spec for spec in specs if spec.environment or spec.container):
         try:
             interpreters.check(spec)
         except BadEnvironment as error:
-            if here and spec.environment is not None and "/" in spec.environment.name and not error.transient:
+            path = spec.container or (spec.environment and "/" in spec.environment.name)
+            if here and path and not error.transient:
                 raise
             yield str(error)

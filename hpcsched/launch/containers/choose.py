@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcsched.contract import variables
 from hpcsched.contract.visibility import CUDA
 from hpcsched.core.model import Container
-from hpcsched.errors import LaunchError
+from hpcsched.errors import BadEnvironment
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.containers.apptainer import Apptainer
 from hpcsched.launch.containers.base import Inside, Runtime
@@ -28,11 +28,18 @@ RUNTIMES: Mapping[str, Runtime] = {
 }
 
 
+def check_image(container: Container) -> None:
+    """Raises BadEnvironment where an image that is a file or a folder is not there."""
+    if container.image.startswith("/") and not Path(container.image).exists():
+        raise BadEnvironment(f"container {container.image}: not there")
+
+
 def runtime_of(container: Container, path: str) -> tuple[Runtime, str]:
-    """The runtime of a container, and its program. Raises LaunchError.
+    """The runtime of a container, and its program. Raises BadEnvironment.
 
     A folder may be of two: it is Apptainer's if that is in `path`.
     """
+    check_image(container)
     if container.runtime != "auto":
         names = [container.runtime]
     elif container.image.endswith((".sqsh", ".squashfs")):
@@ -46,7 +53,7 @@ def runtime_of(container: Container, path: str) -> tuple[Runtime, str]:
             if found := shutil.which(program, path=path):
                 return RUNTIMES[name], found
     wanted = " or ".join(program for name in names for program in RUNTIMES[name].programs)
-    raise LaunchError(f"container {container.image}: no {wanted} in PATH={path}", transient=False)
+    raise BadEnvironment(f"container {container.image}: no {wanted} in PATH={path}")
 
 
 def contained(
@@ -61,8 +68,6 @@ def contained(
     container = plan.container
     assert container is not None
     runtime, program = runtime_of(container, inherited.get("PATH", os.defpath))
-    if container.image.startswith("/") and not Path(container.image).exists():
-        raise LaunchError(f"container {container.image}: not there", transient=False)
     return [_one(start, plan, container, runtime, program, inherited) for start in starts], (
         runtime.passes_signals
     )

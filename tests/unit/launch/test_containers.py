@@ -90,6 +90,9 @@ def test_the_runtime_follows_from_the_image(tmp_path: Path) -> None:
     assert chosen(str(tmp_path)) == "bwrap"
     with pytest.raises(LaunchError, match=r"a\.sif: no apptainer or singularity in PATH"):
         chosen("a.sif")
+    for missing in ("/no/root", "/no/such.sif"):
+        with pytest.raises(LaunchError, match=f"{missing}: not there"):
+            chosen(missing)
 
 
 def test_what_a_process_is_told_holds_against_the_image(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import hpcsched
 from hpcsched.contract.version import VERSION
-from hpcsched.core.model import PythonEnvironment
+from hpcsched.core.model import Container, JobSpec, Kind, PythonEnvironment
 from hpcsched.errors import BadEnvironment
 from hpcsched.launch.interpreters import Interpreter, InterpreterInfo, Interpreters
 
@@ -128,3 +129,18 @@ def test_environments_are_found_by_path_and_by_name(tmp_path: Path) -> None:
         with pytest.raises(BadEnvironment, match=line) as refused:
             found(kind, name, PATH="/none")
         assert not refused.value.transient and refused.value.exit_code == 2
+
+
+def test_a_job_in_a_container_is_asked_for_its_image_only(tmp_path: Path) -> None:
+    image = tmp_path / "a.sif"
+    spec = JobSpec(name="a", model="a", kind=Kind.TRAINER, container=Container(image=str(image)))
+    later, other = replace(spec, name="b", after=("a",)), replace(spec, name="c")
+    here = Interpreters({"PATH": "/none"})
+    assert here.unlike([spec, later, other]) == [spec, later]
+    with pytest.raises(BadEnvironment, match=rf"^job a: container {image}: not there$") as refused:
+        here.check(spec)
+    assert not refused.value.transient and refused.value.exit_code == 2
+    here.check(later)  # the job before may make it
+    image.touch()
+    here.check(spec)
+    here.check(replace(spec, container=Container(image="docker://a")))
