@@ -89,10 +89,12 @@ def parse(
         schema.refuse(where, "job", "no jobs", "at least one [[job]] table")
     if "name" in defaults:
         schema.refuse(where, "defaults.name", "a name for all jobs", "a unique name in each [[job]]")
-    # A job's own way to run replaces the default one, and so does its environment: one of each counts.
+    # A job's own way to run replaces the default one, and so does where it runs: one of each counts.
     specs = []
     for at, job in enumerate(jobs):
-        replaced = {key for ways in (KINDS, ENVIRONMENTS) if job.keys() & ways for key in ways}
+        replaced = {
+            key for ways in (KINDS, (*ENVIRONMENTS, "container")) if job.keys() & ways for key in ways
+        }
         base = {k: v for k, v in defaults.items() if k not in replaced}
         place = f"job[{at}]"
         specs.append(spec_of({**base, **job}, where=where, place=place, workdir=workdir, user=user))

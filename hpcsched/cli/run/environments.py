@@ -50,9 +50,10 @@ def was_said(ctx: click.Context) -> bool:
 
 
 def filled_in(specs: Iterable[JobSpec], environment: PythonEnvironment | None) -> list[JobSpec]:
-    """The jobs, with this environment where they name none."""
+    """The jobs, with this environment where they name neither one nor a container."""
     return [
-        replace(s, environment=environment) if s.environment is None and environment else s for s in specs
+        spec if spec.environment or spec.container else replace(spec, environment=environment)
+        for spec in specs
     ]
 
 

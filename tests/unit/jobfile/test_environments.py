@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from hpcsched import jobfile
+from hpcsched.cli.run.environments import filled_in
 from hpcsched.core.definitions import differing
 from hpcsched.core.mechanisms.packing.packs import key_of
-from hpcsched.core.model import JobSpec, PythonEnvironment
+from hpcsched.core.model import Container, JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError
 
 
@@ -43,6 +44,16 @@ def test_a_jobs_own_replaces_the_default_of_another_kind() -> None:
     own, default = specs({"conda": "c"}, {}, venv="v")
     assert own.environment == PythonEnvironment(kind="conda", name="c")
     assert default.environment == PythonEnvironment(kind="venv", name="/here/v")
+
+
+def test_an_environment_and_a_container_replace_each_other() -> None:
+    boxed, default = specs({"container": "a.sif"}, {}, venv="v")
+    assert (boxed.environment, boxed.container) == (None, Container(image="/here/a.sif"))
+    assert default.environment == PythonEnvironment(kind="venv", name="/here/v")
+    own, default = specs({"conda": "c"}, {}, container="a.sif")
+    assert (own.environment, own.container) == (PythonEnvironment(kind="conda", name="c"), None)
+    assert default.container == boxed.container
+    assert filled_in([boxed, own], PythonEnvironment(kind="venv", name="/v")) == [boxed, own]
 
 
 def test_jobs_of_a_file_share_the_object() -> None:
