@@ -18,6 +18,9 @@ RUNTIMES = ("auto", "apptainer", "enroot", "pyxis", "bubblewrap")
 _KNOW_NAMES = ("enroot", "pyxis")
 """Runtimes to which a word is the name of an image; to others it is that of a file or a folder."""
 
+_NEW_SESSION = "--new-session"
+"""Of bubblewrap. A program is found by the process group of what was started."""
+
 _MOUNT = '"/outside", "/outside:/inside" or "/outside:/inside:ro"'
 
 
@@ -40,6 +43,9 @@ def container_of(value: str | Mapping[str, Any], *, where: str, key: str, workdi
         for word in words:
             if "\0" in word or not is_utf8(word) or (name != "options" and word.startswith("-")):
                 schema.refuse(where, f"{key}.{name}", repr(word), "text that is no option of a command")
+    if _NEW_SESSION in read.options:
+        accepted = "none such: each process has a session of its own already, and hears no signal in another"
+        schema.refuse(where, f"{key}.options", repr(_NEW_SESSION), accepted)
     mounts = tuple(_mount(word, where=where, key=f"{key}.mounts") for word in read.mounts)
     image = _image(read.image, read.runtime, workdir)
     return _container(image, read.runtime, mounts, tuple(read.options), read.python)

@@ -59,6 +59,7 @@ def test_a_table_says_more_and_comes_through_the_inbox() -> None:
         ({"image": "a", "runtime": "docker"}, {}, '"apptainer", "enroot"'),
         ({"image": "a", "mounts": ["data"]}, {}, "/outside:/inside:ro"),
         ({"image": "a", "mounts": ["/a:/b:rx"]}, {}, "/outside:/inside:ro"),
+        ({"image": "a", "options": ["--new-session"]}, {}, "has a session of its own already"),
         ({"image": "a", "colour": 1}, {}, "unknown key"),
         ({"runtime": "enroot"}, {}, "image"),
         ("a.sif", {"venv": "env"}, "no venv beside it"),
