@@ -139,16 +139,14 @@ class NvmlDevices:
 
     def environment(self, devices: Sequence[Device]) -> dict[str, str]:
         names = ",".join(device.handle for device in devices)
-        shown = {
+        # Else each rank has as many threads as there are cores. One number serves all ranks of a group.
+        threads = min((self._threads(device) for device in devices), default=1)
+        return {
             CUDA.variable: names,
             CUDA.order: CUDA.pci_order,  # in which NVML counts; by default CUDA does not
             CUDA_DEVICES: names,  # stays as it is, so that a worker knows what it was given
+            "OMP_NUM_THREADS": str(threads),
         }
-        if "OMP_NUM_THREADS" not in os.environ:
-            # Else each rank has as many threads as there are cores. One number serves all ranks of a group.
-            threads = min((self._threads(device) for device in devices), default=1)
-            shown["OMP_NUM_THREADS"] = str(threads)
-        return shown
 
     def numbered(self, devices: Sequence[Device]) -> dict[str, str]:
         numbers = [self._gpus[device.index].number for device in devices]

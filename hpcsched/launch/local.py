@@ -49,7 +49,7 @@ from hpcsched.launch.spawn import (
     set_idle_priority,
     spawn,
 )
-from hpcsched.launch.surroundings import Surroundings
+from hpcsched.launch.surroundings import Surroundings, shown
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
 
@@ -180,7 +180,7 @@ class LocalLauncher:
         around = self._surroundings.environ(plan)
         env = {
             **around,
-            **self._shown(plan),
+            **self._shown(plan, around),
             **told_by_job,
             **Environment(
                 notify_pid=os.getpid(),
@@ -304,19 +304,20 @@ class LocalLauncher:
             workers.before_leaving.append(let_go)
             workers.at_end.append(let_go)
 
-    def _shown(self, plan: LaunchPlan) -> Mapping[str, str]:
-        """The variables that show the devices to a program; on CPU cores it sees none, and a training finds
-        its threads itself."""
+    def _shown(self, plan: LaunchPlan, around: Mapping[str, str]) -> Mapping[str, str]:
+        """The variables that show the devices to a program, over those that it inherits; on CPU cores it sees
+        none, and a training finds its threads itself."""
         if all(device.kind == ON_CORES for device in plan.devices):
             threads = str(math.ceil(plan.share or 1))
             return {**CUDA.hidden(), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        shown = self._surroundings.with_threads(plan, self._device_env(plan.devices))
+        told = shown(plan.devices, self._device_env(plan.devices), around)
+        told = self._surroundings.with_threads(plan, told)
         if launcher_of(plan.argv) is KnownLauncher.DEEPSPEED:  # it calls int() on each name
-            shown = {**shown, **self._numbered(plan.devices)}
+            told = {**told, **self._numbered(plan.devices)}
         if plan.per_rank or launcher_of(plan.argv):
-            return shown  # a launcher's ranks are on one each, too
+            return told  # a launcher's ranks are on one each, too
         cores = self._cores(plan.devices)
-        return divided_threads(shown, devices=len(plan.devices), processes=plan.processes, cores=cores)
+        return divided_threads(told, devices=len(plan.devices), processes=plan.processes, cores=cores)
 
     def _cores(self, devices: Sequence[Device]) -> frozenset[int] | None:
         sets = [frozenset(cores_of(d)) if d.kind == ON_CORES else self._cpus(d) for d in devices]
@@ -333,7 +334,8 @@ class LocalLauncher:
         """The environment of a zygote: the variables that all workers of this run have in common, but for the
         GPUs: the driver would take its first answer for good."""
         run = {name: value for name, value in start.env.items() if name == variables.RUN_ID}
-        common = {**self._environ, **self._device_env(self._usual[:1]), **run}
+        usual = self._usual[:1]
+        common = {**self._environ, **shown(usual, self._device_env(usual), self._environ), **run}
         if common.pop(variables.CUDA_DEVICES, None):
             common.pop(CUDA.variable, None)
         return common

@@ -19,6 +19,14 @@ _SLOT = "cpu"
 """The kind of a CPU slot, whose cores are its own."""
 
 
+def shown(
+    devices: Sequence[Device], told: Mapping[str, str], inherited: Mapping[str, str]
+) -> Mapping[str, str]:
+    """The variables that show devices (`told`): on GPUs, numbers of threads that are set already go first."""
+    own = inherited if all(device.kind != _SLOT for device in devices) else {}
+    return {name: told[name] for name in told if name not in THREAD_VARIABLES or name not in own}
+
+
 class Surroundings:
     """Gives the workers of one launcher what their jobs' needs say.
 

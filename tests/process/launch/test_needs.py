@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched.core.model import Device
 from hpcsched.core.needs import Needs
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.memory import MemoryLimits
@@ -63,6 +64,18 @@ def test_a_job_that_says_nothing_is_as_before(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert ended(launcher.launch(plan(tmp_path, [sys.executable, "-S", "-c", SHOW]))) == 0
     assert (tmp_path / "logs/out").read_text().split() == ["7", *map(str, CORES)]
+    launcher.close()
+
+
+def test_threads_that_modules_have_set_hold_on_a_gpu(tmp_path: Path) -> None:
+    launcher = a_launcher()
+    launcher._surroundings._loaded[1] = {"OMP_NUM_THREADS": "3"}
+    (tmp_path / "go").touch()
+    gpu = Device(index=0, host="h", kind="A100", handle="0")
+    wanted = plan(tmp_path, [sys.executable, "-S", "-c", SHOW])
+    joining = replace(wanted, devices=(gpu,), joins="127.0.0.1:1", needs=Needs(modules=("omp",)))
+    assert ended(launcher.launch(joining)) == 0
+    assert (tmp_path / "logs/out").read_text().split()[0] == "3"
     launcher.close()
 
 

@@ -8,7 +8,7 @@ from hpcsched.core.model import Device
 from hpcsched.core.needs import Needs
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.modules import Loaded
-from hpcsched.launch.surroundings import Surroundings
+from hpcsched.launch.surroundings import Surroundings, shown
 from hpcsched.launch.workers import LocalWorkers
 
 NEEDS = Needs(cpus_per_gpu=2, modules=("gcc",))
@@ -31,6 +31,16 @@ def test_each_rank_has_cores_of_its_own():
     assert cores(surroundings, a_plan(per_rank=False)) == [{4, 5, 6, 7}]
     assert surroundings.with_threads(a_plan(), {"OMP_NUM_THREADS": "8"}) == {"OMP_NUM_THREADS": "2"}
     assert surroundings.with_threads(a_plan(), {}) == {}  # set by the user: it is as it is
+
+
+def test_threads_that_are_set_go_first_on_gpus():
+    told = {"CUDA_VISIBLE_DEVICES": "a", "OMP_NUM_THREADS": "8"}
+    for kind, inherited, expected in (
+        ("A100", {"OMP_NUM_THREADS": "3"}, {"CUDA_VISIBLE_DEVICES": "a"}),
+        ("A100", {"CUDA_VISIBLE_DEVICES": "b"}, told),
+        ("cpu", {"OMP_NUM_THREADS": "3"}, told),
+    ):
+        assert shown(a_plan(kind).devices, told, inherited) == expected
 
 
 def test_slots_and_jobs_that_say_nothing_keep_what_they_have():
