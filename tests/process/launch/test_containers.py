@@ -31,7 +31,7 @@ PROGRAM = """
 import os, sys, time
 import hpcsched
 link = hpcsched.Link()
-print("root", open("/etc/os-release").read().strip(), os.getcwd(), os.environ["RANK"], flush=True)
+print(f"root {open('/etc/os-release').read().strip()} {os.getcwd()} {os.environ['RANK']}", flush=True)
 step = link.step
 link.ready()
 while step < int(sys.argv[1]):
