@@ -72,6 +72,7 @@ class Ends:
         return str(self.slurm.run("scontrol", "-o", "show", "job", self.jobs[name]))
 
 
+@pytest.mark.slow
 def test_why_a_batch_job_ends_is_told_apart(slurm: Any, tmp_path: Path) -> None:
     ends, told = Ends(slurm, tmp_path), tmp_path / "limit"
     limit = slurm.sbatch(TELLS_WHY.format(file=str(told)), "--time=10", "--nodelist=node1")

@@ -125,6 +125,7 @@ def test_a_suspended_job_goes_on_with_what_it_had_found(place: Bench) -> None:
     assert machine.run.jobs[1].repeated == 0 and machine.run.jobs[1].suspensions == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_killed_costs_no_step(place: Bench) -> None:
     agent = place.start(place.set_of(on_cores(start=0.5)), "--devices", "cpu:2")
     place.ready("x")

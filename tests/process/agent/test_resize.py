@@ -154,7 +154,8 @@ def test_a_promotion_happens_while_the_job_trains(place: Bench, optimizer: str) 
     assert "stood still for" in told
 
 
-@pytest.mark.parametrize("how", [budget.slow("crash"), "killed"])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["crash", "killed"])
 def test_a_rank_that_cannot_join_leads_to_a_restart(place: Bench, how: str) -> None:
     (place.folder / "broken").write_text("crash" if how == "crash" else "hang")
     agent = start(place, slow("short", gpus=1), slow("grows", model="big"))

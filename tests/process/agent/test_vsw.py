@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budget import slow
 from livebench import Bench, job
 
 from hpcsched.core import events as ev
@@ -114,6 +113,7 @@ def test_a_job_grows_by_what_it_has_measured_and_gives_way_to_the_next_one(place
     assert proposals[0].batch >= 12
 
 
+@pytest.mark.slow
 def test_status_shows_batch_similarity_and_workers(place: Bench) -> None:
     agent = place.start(place.set_of(adaptive(gpus=1)), "--devices", "cpu:1")
     place.until(lambda: (place.job("x").get("batching") or {}).get("global_batch", 0) > 12, "a larger batch")
@@ -130,7 +130,8 @@ def test_status_shows_batch_similarity_and_workers(place: Bench) -> None:
     assert agent.wait() == 0, agent.said
 
 
-@pytest.mark.parametrize("how", ["drained", slow("killed")])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["drained", "killed"])
 def test_the_batch_goes_on_where_it_was(place: Bench, how: str) -> None:
     """After a stop and a new agent, and after the death of a rank."""
     agent = place.start(place.set_of(adaptive(gpus=1, checkpoint_every=0.2)), "--devices", "cpu:1")

@@ -154,6 +154,7 @@ def test_where_nothing_advanced_it_does_not_come_back(bench: Bench, cluster: Clu
     assert not [line for line in cluster.log if "requeue" in line]
 
 
+@pytest.mark.slow
 def test_a_job_that_does_not_leave_is_killed_in_time(bench: Bench, cluster: Cluster) -> None:
     cluster.ends_in(3600)
     stubborn = job(

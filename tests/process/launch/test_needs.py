@@ -15,6 +15,7 @@ from hpcsched.core.model import Device
 from hpcsched.core.needs import Needs
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.memory import MemoryLimits
+from hpcsched.launch.modules import Loaded
 from hpcsched.launch.proc import stat
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
@@ -69,7 +70,7 @@ def test_a_job_that_says_nothing_is_as_before(tmp_path: Path) -> None:
 
 def test_threads_that_modules_have_set_hold_on_a_gpu(tmp_path: Path) -> None:
     launcher = a_launcher()
-    launcher._surroundings._loaded[1] = {"OMP_NUM_THREADS": "3"}
+    launcher._surroundings._loaded[1] = Loaded({"OMP_NUM_THREADS": "3"})
     (tmp_path / "go").touch()
     gpu = Device(index=0, host="h", kind="A100", handle="0")
     wanted = plan(tmp_path, [sys.executable, "-S", "-c", SHOW])

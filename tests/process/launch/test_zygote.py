@@ -153,7 +153,8 @@ def test_trained_equal_to_the_last_bit(make: Callable[..., Bench]) -> None:
         assert all(torch.equal(value, final["cold"][name]) for name, value in final[kind].items())
 
 
-@pytest.mark.parametrize("standbys", [slow(0), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("standbys", [0, 2])
 def test_without_its_zygote_a_worker_lives_on_and_the_next_is_started(
     make: Callable[..., Bench], standbys: int
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -109,7 +108,8 @@ def test_what_packing_gains_is_told_by_searching_once_more_without(bench: Bench)
     assert refused.returncode == 2 and "holds a run already" in refused.stderr
 
 
-@pytest.mark.parametrize("packing", [slow("off"), "auto"])
+@pytest.mark.slow
+@pytest.mark.parametrize("packing", ["off", "auto"])
 def test_a_search_that_is_killed_goes_on_to_the_same_end(bench: Bench, packing: str) -> None:
     file = prepare(bench, packing=packing)
     whole, _ = search(bench, file, "whole")

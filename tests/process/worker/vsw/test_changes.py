@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from budget import slow  # noqa: E402
 from elasticjobs import Elastic, eventually  # noqa: E402
 from rankjobs import Job, wait, woken_by  # noqa: E402
 from vswtrainings import ADAPTIVE, BATCH, CLOSE, courses, trained  # noqa: E402
@@ -75,7 +76,7 @@ def test_ranks_come_and_go_while_the_batch_grows(tmp_path: Path) -> None:
     same_weights(state, whole)
 
 
-@pytest.mark.parametrize(("world", "tight"), [(1, "0"), (2, "1")])
+@pytest.mark.parametrize(("world", "tight"), [(1, "0"), slow(2, "1")])
 def test_a_local_batch_that_does_not_fit_is_given_up_and_the_step_made_again(
     tmp_path: Path, world: int, tight: str
 ) -> None:
