@@ -115,7 +115,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """As accelerate's."""
         super().backward(loss, **kwargs)
-        self._elastic.loss = loss.detach()
+        self._elastic.computed(loss.detach())
         if not self._elastic.able:  # then nobody asks at the next batch
             self._elastic.count()
 
@@ -171,7 +171,10 @@ class _Elastic:
         self.loss: torch.Tensor | None = None
         """Of the newest backward pass; None while there was none since the last batch."""
         self.results: dict[str, float] = {}
-        self.iterating: dict[int, _Pass] = {}
+        self.passes: list[_Pass] = []
+        """Those under way: an evaluation's within a training's."""
+        self._stepping: list[_Pass] = []
+        """Those that were when `loss` was computed: what ends or begins since is not the step's."""
         self._accelerator = accelerator
         self._newest: torch.Tensor | None = None
         self.boundary = Boundary(link, self._save)
@@ -258,9 +261,14 @@ class _Elastic:
         """Whether a step has been computed that is not counted yet."""
         return self.loss is not None and bool(self._accelerator.sync_gradients)
 
-    def batch_made(self) -> None:
-        """A batch has been computed: if a step has been made with it, count that, and save or leave."""
-        if self.count():
+    def computed(self, loss: torch.Tensor) -> None:
+        """A backward pass is done."""
+        self.loss, self._stepping = loss, [*self.passes]
+
+    def batch_made(self, this: _Pass, *, act: bool = True) -> None:
+        """A batch of this pass has been computed: if a step has been made with it, count that, and save or
+        leave."""
+        if this in self._stepping and self.count() and act:
             self.boundary.pass_(self.place.step, self._newest)
 
     def count(self) -> bool:
@@ -270,10 +278,11 @@ class _Elastic:
         if not made:
             return False
         place.step += 1
-        for number, one in self.iterating.items():
-            if place.loaders.get(number, (0, False))[1] and number not in self.resumed:
-                raise _cannot("two passes over a loader in an epoch", "one: the place in it is by epoch")
-            place.loaders[number] = (one.had * self.share, one.through)
+        for one in self._stepping:
+            if place.loaders.get(one.number, (0, False))[1]:
+                got = "steps in two passes over a loader in an epoch"
+                raise _cannot(got, "in one: the place in it is by epoch")
+            place.loaders[one.number] = (one.had * self.share, one.through)
         self._newest = loss
         return True
 
@@ -297,10 +306,11 @@ class _Elastic:
         return f"hpcsched-rng-{self._accelerator.process_index}.pt"
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Pass:
     """One pass over a loader: `had` batches, of this rank, and whether that was all."""
 
+    number: int
     had: int = 0
     through: bool = False
 
@@ -352,21 +362,21 @@ class _Loader:
             at, through = elastic.place.loaders[number]
         if through:
             return
-        this = _Pass(at // elastic.share + self._skip)
+        this = _Pass(number, at // elastic.share + self._skip)
         source = self._behind(this.had)
         batches = elastic.taken_up(source, this.had) if again else source
-        elastic.iterating[number] = this
+        elastic.passes.append(this)
         try:
             for batch in batches:
                 this.had += 1
                 this.through = source.end_of_dataloader
                 yield batch
-                elastic.batch_made()
+                elastic.batch_made(this)
         except GeneratorExit:  # left by `break`: the step counts, and is acted on after the next one
-            elastic.count()
+            elastic.batch_made(this, act=False)
             raise
         finally:
-            elastic.iterating.pop(number, None)
+            elastic.passes.remove(this)
 
     def _behind(self, batches: int) -> Any:
         """The loader without its first batches, which are not read."""

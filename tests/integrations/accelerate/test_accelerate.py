@@ -135,6 +135,44 @@ def test_each_sample_once_an_epoch_and_one_tick_a_step(tmp_path: Path, how: tupl
     assert json.loads((job.folder / "STATE.json").read_text())["metrics"] == {"accuracy": 0.5}
 
 
+EVALUATING = """
+import torch
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader, TensorDataset
+from hpcsched.integrations.accelerate import Accelerator
+
+set_seed(0)
+accelerator = Accelerator()
+x = torch.randn(24, 4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(x), batch_size=6, shuffle=True)
+held_out = [DataLoader(TensorDataset(x), batch_size=size) for size in (24, 9)]
+model, optimizer, loader, *held_out = accelerator.prepare(model, optimizer, loader, *held_out)
+for epoch in accelerator.epochs(2):
+    for (inputs,) in loader:
+        loss = model(inputs).square().mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"step {accelerator.completed_steps} loss {loss.item()!r}", flush=True)
+        for one in held_out:
+            with torch.no_grad():
+                print("evaluated", *[model(inputs).square().sum().item() for (inputs,) in one], flush=True)
+"""
+
+
+def test_an_evaluation_within_the_training_loop_is_no_part_of_its_steps(tmp_path: Path) -> None:
+    """One batch of it or several: it is made whole, and does not count as a place in the data."""
+    (tmp_path / "program.py").write_text(EVALUATING)
+    whole = Job(tmp_path / "program.py", tmp_path / "alone").run()
+    assert whole.codes == [0] and whole.losses.keys() == {*range(1, 9)}, whole.output
+    job = Job(tmp_path / "program.py", tmp_path / "job")
+    parts = [job.run(stop_at=2), job.run()]
+    assert [part.codes for part in parts] == [[75], [0]], parts[-1].output
+    assert "".join(part.output for part in parts) == whole.output
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
