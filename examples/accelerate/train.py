@@ -8,6 +8,7 @@ python train.py --resume_from_checkpoint OUT/step_20         goes on from a chec
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 import torch
@@ -70,7 +71,7 @@ def main() -> None:
 
     per_epoch = len(loader) // accelerator.gradient_accumulation_steps
     epochs = -(-args.steps // per_epoch)
-    first, had, last = 0, 0, 0.0
+    first, had, last = 0, 0, math.nan
     if args.resume_from_checkpoint:
         accelerator.load_state(args.resume_from_checkpoint)
         first, had = divmod(progress.steps, per_epoch)

@@ -8,6 +8,7 @@ Under hpcsched it goes on after any step, with any number of processes that divi
 from __future__ import annotations
 
 import argparse
+import math
 import os
 
 import torch
@@ -45,7 +46,7 @@ def demo_basic(steps: int, local_rank: int, local_world_size: int) -> None:
 
     model = DistributedDataParallel(ToyModel().to(device), device_ids=[device] if gpus else None)
     loss_fn, optimizer = nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    mean = torch.zeros((), device=device)
+    mean = torch.full((), math.nan, device=device)  # where all steps were made before
     elastic = Elastic(model=model, optimizer=optimizer)
     for step in elastic.steps(steps):
         inputs, targets = (part[rank::world_size].to(device) for part in samples(step))

@@ -8,6 +8,7 @@ It saves nothing.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 
 import torch
@@ -43,7 +44,7 @@ def demo_basic(steps: int, local_rank: int, local_world_size: int) -> None:
 
     model = DistributedDataParallel(ToyModel().to(device), device_ids=[device] if gpus else None)
     loss_fn, optimizer = nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    mean = torch.zeros((), device=device)
+    mean = torch.full((), math.nan, device=device)  # where all steps were made before
     for step in range(steps):
         inputs, targets = (part[rank::world_size].to(device) for part in samples(step))
         optimizer.zero_grad()

@@ -8,6 +8,7 @@ Under hpcsched it goes on in the middle of an epoch, with any number of processe
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -63,7 +64,8 @@ class Training:
         self.snapshot.with_suffix(".new").replace(self.snapshot)
 
     def train(self) -> None:
-        epochs, loss = -(-self.args.steps // len(self.loader)), torch.zeros((), device=self.device)
+        epochs = -(-self.args.steps // len(self.loader))
+        loss = torch.full((), math.nan, device=self.device)  # where all steps were made before
         for epoch in self.elastic.epochs(epochs):
             self.loader.sampler.set_epoch(epoch)
             for inputs, labels in self.loader:

@@ -6,6 +6,7 @@ Checkpoints by torch.distributed.checkpoint (DCP) in --out, which it finds again
 """
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -120,6 +121,7 @@ def main():
         dcp.load({"state": state}, checkpoint_id=found)
 
     elastic = Elastic({"state": state}, step=start)
+    loss = math.nan  # where all steps were made before
     mine = slice(mesh["data"].get_local_rank(), None, data_ranks)
     for step in range(elastic.step + 1, args.steps + 1):
         tokens = batch_of(step)[mine].to(device)

@@ -6,6 +6,7 @@ Checkpoints by torch.distributed.checkpoint (DCP) in --out, which it finds again
 """
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -117,6 +118,7 @@ def main():
     if found:
         dcp.load({"state": state}, checkpoint_id=found)
 
+    loss = math.nan  # where all steps were made before
     mine = slice(mesh["data"].get_local_rank(), None, data_ranks)
     for step in range(start + 1, args.steps + 1):
         tokens = batch_of(step)[mine].to(device)

@@ -124,7 +124,7 @@ def main() -> None:
     if ddp:
         model = DistributedDataParallel(model)
 
-    total = torch.zeros((), device=device)
+    total = torch.full((), math.nan, device=device)  # where all steps were made before
     elastic = Elastic(model=model, optimizer=optimizer)
     for step in elastic.steps(args.steps):
         for group in optimizer.param_groups:

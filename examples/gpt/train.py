@@ -129,7 +129,7 @@ def main() -> None:
     if ddp:
         model = DistributedDataParallel(model)
 
-    total = torch.zeros((), device=device)
+    total = torch.full((), math.nan, device=device)  # where all steps were made before
     for step in range(first, args.steps):
         for group in optimizer.param_groups:
             group["lr"] = get_lr(step)

@@ -76,6 +76,7 @@ def main():
     if start:
         state = manager.restore(start, args=ocp.args.StandardRestore(state))
 
+    loss = np.nan  # where all steps were made before
     for step in range(start, options.steps):
         state, loss = train_step(optimizer, state, *batch(step, split))
         if jax.process_index() == 0:

@@ -29,6 +29,7 @@ def main():
 
     world = MPI.COMM_WORLD
     rank, world_size = world.Get_rank(), world.Get_size()
+    loss = np.nan  # where all steps were made before
     truth = np.random.default_rng(0).normal(size=FEATURES)
     saved = options.out / "state.npz"
     weights, momentum, start = np.zeros(FEATURES), np.zeros(FEATURES), 0
@@ -63,7 +64,7 @@ def main():
         if step % options.save_every == 0 or wishes:
             save(step)
             link.saved(step, saved)
-        if wishes & Wish.STOP:
+        if wishes & Wish.STOP and step < options.steps:
             link.leave()
     if rank == 0:
         print(f"done step {options.steps} loss {loss!r}", flush=True)

@@ -26,6 +26,7 @@ def main():
 
     world = MPI.COMM_WORLD
     rank, world_size = world.Get_rank(), world.Get_size()
+    loss = np.nan  # where all steps were made before
     truth = np.random.default_rng(0).normal(size=FEATURES)
     saved = options.out / "state.npz"
     weights, momentum, start = np.zeros(FEATURES), np.zeros(FEATURES), 0

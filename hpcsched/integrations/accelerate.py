@@ -44,8 +44,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     - draws the order of samples from seed and epoch (`use_seedable_sampler`),
     - in `epochs` takes up the newest checkpoint, saves when it is due, and leaves when told to.
 
-    A step counts as made, and is acted on, when the next batch is asked for. Trainings with DeepSpeed or FSDP
-    go on unchanged, and are not suspended.
+    A step counts as made, and is acted on, when the next batch is asked for; the last one of a loader when
+    the next epoch is. Trainings with DeepSpeed or FSDP go on unchanged, and are not suspended.
 
     Raises ConfigError for `use_stateful_dataloader=True`, and for `even_batches=False` with several ranks.
     """
@@ -82,7 +82,10 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         try:
             while place.epoch < epochs:
                 yield place.epoch
+                self._elastic.count()
                 place.epoch, place.loaders = place.epoch + 1, {}
+                if place.epoch < epochs:
+                    self._elastic.boundary.act()
         except GeneratorExit:  # left by `break` or by an error: other ranks may be anywhere
             self._elastic.link.close()
             raise
@@ -176,7 +179,6 @@ class _Elastic:
         self._stepping: list[_Pass] = []
         """Those that were when `loss` was computed: what ends or begins since is not the step's."""
         self._accelerator = accelerator
-        self._newest: torch.Tensor | None = None
         self.boundary = Boundary(link, self._save)
         self.able = self.link.active and accelerator.distributed_type in _KINDS
         if self.link.active and not self.able and self.link.rank == 0:
@@ -267,12 +269,15 @@ class _Elastic:
 
     def batch_made(self, this: _Pass, *, act: bool = True) -> None:
         """A batch of this pass has been computed: if a step has been made with it, count that, and save or
-        leave."""
-        if this in self._stepping and self.count() and act:
-            self.boundary.pass_(self.place.step, self._newest)
+        leave. After a pass's last one that waits for another loader's, or the next epoch: what follows the
+        loop is done before."""
+        if this not in self._stepping or not self.count():
+            return
+        if act and not any(one.through for one in self._stepping):
+            self.boundary.act()
 
     def count(self) -> bool:
-        """Whether a step has been made since this was asked."""
+        """Whether a step has been made since this was asked; reports it."""
         place, made = self.place, self.under_way
         loss, self.loss = self.loss, None
         if not made:
@@ -283,7 +288,7 @@ class _Elastic:
                 got = "steps in two passes over a loader in an epoch"
                 raise _cannot(got, "in one: the place in it is by epoch")
             place.loaders[one.number] = (one.had * self.share, one.through)
-        self._newest = loss
+        self.boundary.made(place.step, loss)
         return True
 
     def _save(self, folder: Path) -> None:
@@ -372,7 +377,7 @@ class _Loader:
                 this.through = source.end_of_dataloader
                 yield batch
                 elastic.batch_made(this)
-        except GeneratorExit:  # left by `break`: the step counts, and is acted on after the next one
+        except GeneratorExit:  # left by `break`: as after the last one
             elastic.batch_made(this, act=False)
             raise
         finally:

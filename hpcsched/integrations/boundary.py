@@ -15,7 +15,7 @@ from hpcsched.worker.process.contract import say
 
 
 class Boundary:
-    """What all ranks do after each step.
+    """What all ranks do after each step: `made`, and `act` before the next one.
 
     Args:
         link: of this rank.
@@ -25,13 +25,21 @@ class Boundary:
     def __init__(self, link: Link, save: Callable[[Path], None]) -> None:
         self._link, self._save = link, save
         self._agree = Agreement()
+        self._step, self._acted = 0, True
 
-    def pass_(self, step: int, loss: torch.Tensor | None = None) -> None:
-        """`step` steps are made: report it, then save or leave if any rank is to.
+    def made(self, step: int, loss: torch.Tensor | None = None) -> None:
+        """`step` steps are made, and `act` is to follow."""
+        self._step, self._acted = step, False
+        self._link.report(step, loss)
+
+    def act(self) -> None:
+        """Save or leave if any rank is to; nothing where no step was made since.
 
         Raises SystemExit: 75 once saved, 74 if it could not be; LaunchError if another rank is lost.
         """
-        self._link.report(step, loss)
+        if self._acted:
+            return
+        step, self._acted = self._step, True
         wish = self._agree(self._link.wishes())
         error = self._save_all(step) if wish else ""
         if wish & Wish.STOP:

@@ -63,21 +63,22 @@ class Elastic:
         """Say that `step` steps are done; all ranks call it after each step.
 
         Saves when that is due. When asked to, saves and leaves: raises SystemExit, on all ranks after the
-        same step.
+        same step; not after the last one, where the job file says which that is (`steps`).
         """
         self.step = step
         self._link.report(step, loss)
         wishes = self._agree(self._link.wishes())
         if not wishes or not self._link.active:
             return
+        leave = bool(wishes & Wish.STOP) and step != self._link.steps
         try:
             self._save(step)
         except Exception as error:  # of a storage of any kind
-            if wishes & Wish.STOP:
+            if leave:
                 self._link.cannot_save(error)
             if self._link.rank == 0:
                 say(f"periodic checkpoint failed, training goes on: {error}")
-        if wishes & Wish.STOP:
+        if leave:
             self._link.leave()
 
     def finish(self, metrics: Mapping[str, float] | None = None) -> None:

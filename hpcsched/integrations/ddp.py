@@ -50,7 +50,7 @@ class Elastic:
 
     Give it what has `state_dict` and `load_state_dict`, by any names: the model (wrapped or not), optimizers,
     schedulers, a GradScaler. With several ranks the process group is there before. It loads when it is made;
-    a step is acted on when the next one, or the next batch, is asked for.
+    a step is acted on when the next one, the next batch, or the next epoch is asked for.
 
     Args:
         seed: for the order of samples, and for what ranks draw at random after their number has changed.
@@ -94,7 +94,9 @@ class Elastic:
         while self._place.step < steps:
             yield self._place.step
             self._place.step += 1
-            self._boundary.pass_(self._place.step)
+            self._boundary.made(self._place.step)
+            if self._place.step < steps:
+                self._boundary.act()
         self._end()
 
     def epochs(self, epochs: int) -> Iterator[int]:
@@ -110,6 +112,8 @@ class Elastic:
             yield self._place.epoch
             self._place.epoch, self._place.batches = self._place.epoch + 1, 0
             self._again = False
+            if self._place.epoch < epochs:
+                self._boundary.act()
         self._inside = False
         self._end()
 
@@ -158,15 +162,17 @@ class Elastic:
         rng.restore(state, self._device)
         return batches
 
-    def batch_made(self, *, act: bool = True) -> None:
-        """A batch has been computed, and maybe with it a step."""
+    def batch_made(self, *, last: bool) -> None:
+        """A batch has been computed, and maybe with it a step: that of the `last` one is acted on when the
+        next epoch is asked for, so that what follows the loop is done before."""
         self._place.batches += 1
         if not self._stepped:
             return
         self._stepped = False
         self._place.step += 1
-        if act:
-            self._boundary.pass_(self._place.step)
+        self._boundary.made(self._place.step)
+        if not last:
+            self._boundary.act()
 
     # -- a training ----------------------------------------------------------------------------------------
 
@@ -241,10 +247,10 @@ class _Loader:
         for batch in elastic.begun(self._inner):
             try:
                 yield batch
-            except GeneratorExit:  # left by `break`: the step counts, and is acted on after the next one
-                elastic.batch_made(act=False)
+            except GeneratorExit:  # left by `break`: as after the last one
+                elastic.batch_made(last=True)
                 raise
-            elastic.batch_made()
+            elastic.batch_made(last=elastic.had() + 1 == len(self))
 
     def shares(self) -> Iterator[list[int]]:
         """This rank's samples of each batch from the first one not had yet."""

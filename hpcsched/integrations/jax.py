@@ -66,7 +66,8 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
 
     `save` is to be called after each step, as Orbax means it: Orbax decides whether one is due, and saves in
     addition when hpcsched asks. When the job is to leave, it has saved, and waited for that, it raises
-    SystemExit. All processes call it. `metrics={"loss": ...}` goes to hpcsched too.
+    SystemExit; not after the last step, where the job file says which that is (`steps`). All processes call
+    it. `metrics={"loss": ...}` goes to hpcsched too.
     """
 
     _on_its_way: int | None = None
@@ -100,7 +101,7 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
             self._on_its_way = step
         if wishes:
             self.wait_until_finished()
-        if wishes & Wish.STOP:
+        if wishes & Wish.STOP and step != self._link.steps:
             self._link.leave()
         return saved
 

@@ -159,6 +159,7 @@ for epoch in accelerator.epochs(2):
         for one in held_out:
             with torch.no_grad():
                 print("evaluated", *[model(inputs).square().sum().item() for (inputs,) in one], flush=True)
+    print("over", epoch, loss.item(), flush=True)
 """
 
 
@@ -168,8 +169,9 @@ def test_an_evaluation_within_the_training_loop_is_no_part_of_its_steps(tmp_path
     whole = Job(tmp_path / "program.py", tmp_path / "alone").run()
     assert whole.codes == [0] and whole.losses.keys() == {*range(1, 9)}, whole.output
     job = Job(tmp_path / "program.py", tmp_path / "job")
-    parts = [job.run(stop_at=2), job.run()]
-    assert [part.codes for part in parts] == [[75], [0]], parts[-1].output
+    parts = [job.run(stop_at=2), job.run(stop_at=4), job.run()]
+    assert [part.codes for part in parts] == [[75], [75], [0]], parts[-1].output
+    assert parts[1].output.splitlines()[-1].startswith("over 0 "), "an epoch's last step: all of it is done"
     assert "".join(part.output for part in parts) == whole.output
 
 

@@ -95,6 +95,20 @@ def test_a_save_that_fails_is_said_and_nothing_is_put_on_record(
     assert not (tmp_path / "STATE.json").exists()
 
 
+def test_the_last_step_is_saved_and_not_left(
+    attempt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCSCHED_STEPS", "3")
+    attempt(1)
+    elastic = Elastic({"it": Counter()})
+    (tmp_path / "stop.1").write_text('{"signal": "SIGTSTP"}')
+    elastic._link._flag._next_look = 0.0
+    elastic.after(3)
+    assert json.loads((tmp_path / "STATE.json").read_text())["step"] == 3
+    with pytest.raises(SystemExit):  # the job file was wrong
+        elastic.after(4)
+
+
 def _until_asked(elastic: Elastic) -> None:
     for _ in range(1000):
         elastic.after(3)

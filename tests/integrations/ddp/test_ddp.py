@@ -135,6 +135,49 @@ def test_each_sample_once_an_epoch(tmp_path: Path, how: tuple[str, ...]) -> None
     assert seen(*(part.output for part in parts)) == seen(whole.output)
 
 
+OVER = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from hpcsched.integrations.ddp import Elastic
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+elastic = Elastic(model=model, optimizer=optimizer)
+
+def train(inputs, step):
+    loss = model(inputs).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step} loss {loss.item()!r}", flush=True)
+    return loss
+
+if sys.argv[1] == "steps":
+    for step in elastic.steps(6):
+        loss = train(torch.ones(2, 4), step + 1)
+else:
+    loader = elastic.loader(DataLoader(TensorDataset(torch.randn(9, 4)), batch_size=3, shuffle=True))
+    for epoch in elastic.epochs(2):
+        for number, (inputs,) in enumerate(loader):
+            loss = train(inputs, elastic.step + 1)
+        print("over", epoch, number, flush=True)
+print("done", loss.item(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["steps", "epochs"])
+def test_after_a_last_step_what_follows_is_done(tmp_path: Path, how: str) -> None:
+    """An epoch's is left after it, the training's not at all: its loop would not be entered again."""
+    (tmp_path / "program.py").write_text(OVER)
+    whole = Job(tmp_path / "program.py", tmp_path / "alone").run(how)
+    assert whole.codes == [0], whole.output
+    job = Job(tmp_path / "program.py", tmp_path / "job")
+    parts = [job.run(how, stop_at=at) for at in (3, 6)]
+    assert [part.codes for part in parts] == [[75], [0]], parts[-1].output
+    assert "".join(part.output for part in parts) == whole.output
+
+
 @pytest.fixture
 def elastic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
     """The class, in a job of one rank."""

@@ -52,6 +52,12 @@ def test_twice_suspended_is_as_never(tmp_path: Path) -> None:
     assert b"true" not in (tmp_path / files.ready(1)).read_bytes()  # it has not said that it can be several
 
 
+def test_after_the_last_step_it_is_not_left(tmp_path: Path) -> None:
+    attempts = Attempts(tmp_path, HPCSCHED_STEPS="9")
+    parts, saved = attempts.run(lambda: trained(tmp_path, 9))
+    assert (attempts.codes, len(parts), saved[-1]) == ([], 9, 9)
+
+
 def test_what_orbax_saves_by_itself_is_said_too(tmp_path: Path) -> None:
     _, saved = Attempts(tmp_path).run(lambda: trained(tmp_path, every=3))
     assert saved == [3, 6, 9]

@@ -44,7 +44,8 @@ def rank_of(rank: int, ranks: int, folder: Path, wish: Wish, codes: object) -> N
     link.wishes = lambda: next(wishes, Wish.SAVE)  # type: ignore[method-assign]
     try:
         for step in range(1, 5):
-            boundary.pass_(step)
+            boundary.made(step)
+            boundary.act()
         code: object = link.step
         boundary.end(5)
         code = (code, link.step)
