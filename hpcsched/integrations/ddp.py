@@ -45,6 +45,13 @@ class _Place:
     batches: int = 0
 
 
+@dataclasses.dataclass(eq=False)
+class _Pass:
+    """One pass over the loader: `had` batches of the epoch, of all ranks together."""
+
+    had: int = 0
+
+
 class Elastic:
     """Takes up the newest checkpoint, saves when it is due, and leaves when it is told to, on all ranks.
 
@@ -66,6 +73,9 @@ class Elastic:
         self._boundary = Boundary(self.link, self._save)
         self._loaders = 0
         self._stepped = False
+        self._passes: list[_Pass] = []  # under way, such as a look at the samples within a training's
+        self._stepping: list[_Pass] = []  # those that were when the optimizer made its step
+        self._training: _Pass | None = None  # that of this epoch's steps
         self._inside = self._again = False
         self._rng: dict[str, Any] | None = None
         self._device = _device(parts)
@@ -93,8 +103,7 @@ class Elastic:
         self._begin()
         while self._place.step < steps:
             yield self._place.step
-            self._place.step += 1
-            self._boundary.made(self._place.step)
+            self._count()
             if self._place.step < steps:
                 self._boundary.act()
         self._end()
@@ -110,8 +119,10 @@ class Elastic:
         self._inside = True
         while self._place.epoch < epochs:
             yield self._place.epoch
+            if self._stepped:  # with a batch whose loop is not known to be over
+                self._count()
             self._place.epoch, self._place.batches = self._place.epoch + 1, 0
-            self._again = False
+            self._again, self._training = False, None
             if self._place.epoch < epochs:
                 self._boundary.act()
         self._inside = False
@@ -136,11 +147,12 @@ class Elastic:
 
     # -- what the loader asks for -------------------------------------------------------------------------
 
-    def had(self) -> int:
-        """How many batches of this epoch all ranks have had. Raises ConfigError."""
+    def new_pass(self) -> _Pass:
+        """Behind the batches that were had before, if it is the one that goes on. Raises ConfigError."""
         if not self._inside:
             raise _cannot("a loop over `loader` outside of `epochs`", "one in each epoch of `epochs`")
-        return self._place.batches
+        self._passes.append(this := _Pass(self._place.batches if self._again else 0))
+        return this
 
     @property
     def epoch(self) -> int:
@@ -162,24 +174,34 @@ class Elastic:
         rng.restore(state, self._device)
         return batches
 
-    def batch_made(self, *, last: bool) -> None:
+    def batch_made(self, this: _Pass, *, last: bool) -> None:
         """A batch has been computed, and maybe with it a step: that of the `last` one is acted on when the
-        next epoch is asked for, so that what follows the loop is done before."""
-        self._place.batches += 1
-        if not self._stepped:
+        next epoch is asked for, so that what follows the loop is done before. Raises ConfigError."""
+        if not self._stepped or this not in self._stepping:
             return
-        self._stepped = False
-        self._place.step += 1
-        self._boundary.made(self._place.step)
+        if self._training not in (None, this):
+            raise _cannot("steps in two loops over `loader` in an epoch", "in one: the place is that in it")
+        self._training, self._place.batches = this, this.had
+        self._count()
         if not last:
             self._boundary.act()
+
+    def passed(self, this: _Pass) -> None:
+        """A pass is over, or was left."""
+        self._passes.remove(this)
 
     # -- a training ----------------------------------------------------------------------------------------
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = self.link.active
+        self._stepping = [*self._passes]
         if self._inside and not self._stepped:  # nobody asks at the next batch then
             self._place.step += 1
+
+    def _count(self) -> None:
+        self._stepped = False
+        self._place.step += 1
+        self._boundary.made(self._place.step)
 
     def _begin(self) -> None:
         if self._rng is not None:
@@ -241,16 +263,18 @@ class _Loader:
 
     def __iter__(self) -> Iterator[Any]:
         elastic = self._elastic
-        self._skip = elastic.had()
-        if self._skip >= len(self):
-            return
-        for batch in elastic.begun(self._inner):
-            try:
+        this = elastic.new_pass()
+        self._skip = this.had
+        try:
+            for batch in elastic.begun(self._inner):
+                this.had += 1
                 yield batch
-            except GeneratorExit:  # left by `break`: as after the last one
-                elastic.batch_made(last=True)
-                raise
-            elastic.batch_made(last=elastic.had() + 1 == len(self))
+                elastic.batch_made(this, last=this.had == len(self))
+        except GeneratorExit:  # left by `break`: as after the last one
+            elastic.batch_made(this, last=True)
+            raise
+        finally:
+            elastic.passed(this)
 
     def shares(self) -> Iterator[list[int]]:
         """This rank's samples of each batch from the first one not had yet."""

@@ -161,7 +161,8 @@ else:
     for epoch in elastic.epochs(2):
         for number, (inputs,) in enumerate(loader):
             loss = train(inputs, elastic.step + 1)
-        print("over", epoch, number, flush=True)
+        with torch.no_grad():
+            print("over", epoch, number, *[model(inputs).sum().item() for (inputs,) in loader], flush=True)
 print("done", loss.item(), flush=True)
 """
 
@@ -176,6 +177,25 @@ def test_after_a_last_step_what_follows_is_done(tmp_path: Path, how: str) -> Non
     parts = [job.run(how, stop_at=at) for at in (3, 6)]
     assert [part.codes for part in parts] == [[75], [0]], parts[-1].output
     assert "".join(part.output for part in parts) == whole.output
+
+
+def test_one_loop_of_an_epoch_makes_steps(elastic: type) -> None:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    one = elastic(model=model, optimizer=optimizer)
+    loader = one.loader(DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2))
+    for epoch in one.epochs(2):
+        for _ in loader:
+            optimizer.step()
+            assert len([*loader]) == 3, "it sees all samples, and counts as nothing"
+        assert one.step == 3 * (epoch + 1)
+    for _ in one.epochs(3):
+        with pytest.raises(ConfigError, match="in two loops"):
+            for _ in range(2):
+                for _ in loader:
+                    optimizer.step()
 
 
 @pytest.fixture
