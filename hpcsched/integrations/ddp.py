@@ -102,7 +102,7 @@ class Elastic:
             return
         self._begin()
         while self._place.step < steps:
-            yield self._place.step
+            yield from self._given(self._place.step)
             self._count()
             if self._place.step < steps:
                 self._boundary.act()
@@ -118,7 +118,7 @@ class Elastic:
         self._begin()
         self._inside = True
         while self._place.epoch < epochs:
-            yield self._place.epoch
+            yield from self._given(self._place.epoch)
             if self._stepped:  # with a batch whose loop is not known to be over
                 self._count()
             self._place.epoch, self._place.batches = self._place.epoch + 1, 0
@@ -197,6 +197,14 @@ class Elastic:
         self._stepping = [*self._passes]
         if self._inside and not self._stepped:  # nobody asks at the next batch then
             self._place.step += 1
+
+    def _given(self, number: int) -> Iterator[int]:
+        """To a loop; one that is left by `break` or by an error is not suspended from then on."""
+        try:
+            yield number
+        except GeneratorExit:  # other ranks may be anywhere
+            self.link.close()
+            raise
 
     def _count(self) -> None:
         self._stepped = False

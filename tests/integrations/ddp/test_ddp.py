@@ -179,6 +179,18 @@ def test_after_a_last_step_what_follows_is_done(tmp_path: Path, how: str) -> Non
     assert "".join(part.output for part in parts) == whole.output
 
 
+@pytest.mark.parametrize("kind", ["steps", "epochs"])
+def test_a_loop_that_was_left_by_break_hears_no_order(elastic: type, kind: str) -> None:
+    """What follows, such as an evaluation, would never act on it: the signals are given back."""
+    before = signal.getsignal(signal.SIGTSTP)
+    one = elastic(model=torch.nn.Linear(1, 1))
+    assert signal.getsignal(signal.SIGTSTP) is not before
+    for _ in getattr(one, kind)(3):
+        break
+    assert signal.getsignal(signal.SIGTSTP) is before
+    assert not one.link.wishes()
+
+
 def test_one_loop_of_an_epoch_makes_steps(elastic: type) -> None:
     from torch.utils.data import DataLoader, TensorDataset
 
