@@ -94,7 +94,10 @@ class Elastic:
         return self._place.step + (self._inside and self._stepped)
 
     def steps(self, steps: int) -> Iterator[int]:
-        """The numbers of the steps from the first one not made yet, up to `steps` - 1."""
+        """The numbers of the steps from the first one not made yet, up to `steps` - 1.
+
+        For batches that are made by their number: a DataLoader within begins anew where a training goes on.
+        """
         if not self.link.active:
             for self._place.step in range(steps):
                 yield self._place.step
