@@ -64,14 +64,16 @@ def initialize(**options: Any) -> None:
 class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
     """Orbax's manager, whose `save` also says how far the training is, and hears what hpcsched wants.
 
-    `save` is to be called after each step, as Orbax means it: Orbax decides whether one is due, and saves in
-    addition when hpcsched asks. When the job is to leave, it has saved, and waited for that, it raises
-    SystemExit; not after the last step, where the job file says which that is (`steps`). All processes call
-    it. `metrics={"loss": ...}` goes to hpcsched too.
+    `save` is to be called after each step, as Orbax means it, or where `should_save`, asked after each step,
+    says so: Orbax decides whether one is due, and saves in addition when hpcsched asks. When the job is to
+    leave, it has saved, and waited for that, it raises SystemExit; not after the last step, where the job
+    file says which that is (`steps`). All processes call both. `metrics={"loss": ...}` goes to hpcsched too.
     """
 
     _on_its_way: int | None = None
     """The step of a save that another thread is about to finish."""
+    _asked: tuple[int, Wish] | None = None
+    """What is wished after the newest step: all processes put it together once a step."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -87,13 +89,17 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
             )
         self._link.ready(parallel=_has_initialized or jax.process_count() > 1)
 
+    def should_save(self, step: int) -> bool:
+        """Whether one is due, or hpcsched asks for it; see `orbax.checkpoint.CheckpointManager`."""
+        wished = self._link.active and bool(self._wishes(step))
+        return bool(super().should_save(step)) or wished
+
     def save(self, step: int, *args: Any, force: bool | None = False, **options: Any) -> bool:
         """Whether it was saved; see `orbax.checkpoint.CheckpointManager.save`."""
         if not self._link.active:
             return bool(super().save(step, *args, force=force, **options))
         loss = (options.get("metrics") or {}).get("loss")
-        self._link.report(step, None if loss is None else float(loss))
-        wishes = self._agreement(self._link.wishes())
+        wishes = self._wishes(step, loss)
         if self._on_its_way is not None and not self.is_saving_in_progress():
             self.wait_until_finished()
         saved = bool(super().save(step, *args, force=force or bool(wishes), **options))
@@ -101,9 +107,16 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
             self._on_its_way = step
         if wishes:
             self.wait_until_finished()
+            self._asked = step, Wish.NOTHING
         if wishes & Wish.STOP and step != self._link.steps:
             self._link.leave()
         return saved
+
+    def _wishes(self, step: int, loss: Any = None) -> Wish:
+        if self._asked is None or self._asked[0] != step:
+            self._link.report(step, None if loss is None else float(loss))
+            self._asked = step, self._agreement(self._link.wishes())
+        return self._asked[1]
 
     def wait_until_finished(self) -> None:
         """Until what `save` has begun is on disk; see `orbax.checkpoint.CheckpointManager`."""

@@ -20,7 +20,9 @@ from hpcsched.integrations import jax as ours  # noqa: E402
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
-def trained(folder: Path, *stops: int, steps: int = 9, every: int = 4) -> tuple[list[float], list[int]]:
+def trained(
+    folder: Path, *stops: int, steps: int = 9, every: int = 4, ask: bool = False
+) -> tuple[list[float], list[int]]:
     """A state of two numbers; what it was after each step of this attempt, and the steps that are saved."""
     ours.current.cache_clear()
     options = ocp.CheckpointManagerOptions(save_interval_steps=every, max_to_keep=3)
@@ -36,15 +38,17 @@ def trained(folder: Path, *stops: int, steps: int = 9, every: int = 4) -> tuple[
             seen.append(float(state["x"].sum()))
             if step in stops:
                 Attempts.stop()
-            manager.save(step, args=ocp.args.StandardSave(state))
+            if not ask or manager.should_save(step):
+                manager.save(step, args=ocp.args.StandardSave(state))
         manager.wait_until_finished()
         return seen, list(manager.all_steps())
 
 
-def test_twice_suspended_is_as_never(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", [False, True])
+def test_twice_suspended_is_as_never(tmp_path: Path, ask: bool) -> None:
     whole, _ = trained(tmp_path / "whole")
     attempts = Attempts(tmp_path)
-    parts, _ = attempts.run(lambda: trained(tmp_path, 3, 6))
+    parts, _ = attempts.run(lambda: trained(tmp_path, 3, 6, ask=ask))
     assert attempts.codes == [75, 75]
     assert [state.step for state in attempts.states] == [3, 6]
     assert parts == whole[6:]
