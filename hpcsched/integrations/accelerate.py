@@ -19,7 +19,7 @@ from typing import Any
 import accelerate
 import torch
 from accelerate.utils import DistributedType
-from torch.utils.data import BatchSampler, SequentialSampler
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from hpcsched.errors import ConfigError
 from hpcsched.integrations.boundary import Boundary, bare
@@ -329,6 +329,8 @@ class _Loader:
     def keep_order(self) -> None:
         """Have the order of samples be the same on all ranks, and in all attempts."""
         elastic, number = self._elastic, self._number
+        if isinstance(self._inner.dataset, IterableDataset):  # its order is its own
+            return
         sampler = _sampler(self._inner)
         if hasattr(sampler, "initial_seed"):  # Accelerate's SeedableRandomSampler: the same on all ranks
             seeds = elastic.place.seeds

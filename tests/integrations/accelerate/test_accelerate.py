@@ -175,6 +175,29 @@ def test_an_evaluation_within_the_training_loop_is_no_part_of_its_steps(tmp_path
     assert "".join(part.output for part in parts) == whole.output
 
 
+ORDER = """
+import torch
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
+from hpcsched.integrations.accelerate import Accelerator
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from range(6)
+
+accelerator = Accelerator()
+accelerator.prepare(DataLoader(Stream(), batch_size=2))
+print("of a stream", flush=True)
+accelerator.prepare(DataLoader(range(6), batch_size=2, sampler=WeightedRandomSampler([1.0] * 6, 6)))
+"""
+
+
+def test_an_order_that_is_not_kept_is_said_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(ORDER)
+    ran = Job(tmp_path / "program.py", tmp_path / "job").run()
+    assert ran.codes == [0] and ran.output.startswith("of a stream\n"), ran.output
+    assert "WeightedRandomSampler draws its order anew" in ran.output
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
