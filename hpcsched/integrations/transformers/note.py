@@ -21,7 +21,8 @@ class Note:
 
     `losses`: the sum of each rank since step `logged_at`, where their mean was logged; `total_loss` is the
     sum up to there. `steps_per_epoch`: None for a dataset of unknown length; `passes`: the epochs of it that
-    this attempt has begun. `extra`: the Trainer's arguments do not ask for this checkpoint.
+    this attempt has begun. `extra`: the Trainer's arguments do not ask for this checkpoint. `stopped`: a
+    callback has ended the training here, before its last step.
     """
 
     global_batch: int
@@ -32,6 +33,7 @@ class Note:
     logged_at: int = 0
     total_loss: float = 0.0
     extra: bool = False
+    stopped: bool = False
     loggers: dict[str, str] = field(default_factory=dict)
     averages: dict[str, Any] = field(default_factory=dict)
 
@@ -49,7 +51,8 @@ class Note:
         """Raises ConfigError for a folder that is no checkpoint of a prepared Trainer."""
         try:
             table = json.loads((folder / NAME).read_bytes())
-            return cls(**{one.name: table[one.name] for one in fields(cls)})
+            # Older versions have not written all of it.
+            return cls(**{one.name: table[one.name] for one in fields(cls) if one.name in table})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 where=str(folder),

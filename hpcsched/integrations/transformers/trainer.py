@@ -76,7 +76,7 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
         self._link.take_signals()
         self._link.report(state.global_step)
         if self._before is not None:
-            if state.global_step >= state.max_steps:
+            if state.global_step >= state.max_steps or self._before.stopped:
                 raise _Trained
             self._order.go_on(self._before, state.global_step)
             self._window.restore(self._before)
@@ -188,10 +188,10 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
             )
 
     def _all_done(self, before: Note) -> TrainOutput:
-        """What `train` answers when all steps were done before: the Trainer itself would do one more."""
+        """What `train` answers when the training had ended before: the Trainer would do one more step."""
         trainer = self._trainer
         if self._link.rank == 0:
-            say(f"all {before.max_steps} steps were done before")
+            say(f"the training had ended before, after step {trainer.state.global_step}")
         if trainer.args.load_best_model_at_end and trainer.state.best_model_checkpoint is not None:
             trainer._load_best_model()
         self._checkpoints.step = trainer.state.global_step
@@ -205,13 +205,15 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
         trainer = self._trainer
         note = Note(global_batch=self._global_batch, max_steps=trainer.state.max_steps)
         note.loggers = loggers.runs(trainer) if trainer.is_world_process_zero() else {}
+        # At the last step it is always so; that alone does not forbid a script that wants more steps later.
+        note.stopped = trainer.control.should_training_stop and trainer.state.global_step < note.max_steps
         self._order.fill(note)
         self._window.fill(note)
         return note
 
 
 class _Trained(Exception):
-    """The checkpoint is that of the last step."""
+    """The checkpoint is that of the end of the training."""
 
 
 def _last_loss(state: TrainerState) -> float | None:

@@ -272,6 +272,33 @@ def test_early_stopping_ends_a_training(job: Job) -> None:
     assert job.attempts == 1 and trainer.state.global_step == 8
 
 
+def test_stopped_early_it_does_not_train_on(job: Job, capfd: pytest.CaptureFixture[str]) -> None:
+    """Suspended in the evaluation behind train(), by which time the callback's patience is forgotten."""
+    how = {
+        "learning_rate": 0.0, "metric_for_best_model": "loss", "load_best_model_at_end": True,
+        "eval_strategy": "steps", "eval_steps": 4, "save_steps": 4,
+    }  # fmt: skip
+    trainer = job.begin(callbacks=(EarlyStoppingCallback(1),), **how)
+    job.train(trainer)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    with pytest.raises(SystemExit):
+        trainer.evaluate()
+    again = job.begin(callbacks=(EarlyStoppingCallback(1),), **how)
+    result = job.train(again)
+    assert again.state.global_step == result.global_step == 8 and again.model.seen == []
+    assert "the training had ended before, after step 8" in capfd.readouterr().err
+
+
+def test_a_note_of_an_older_version(job: Job) -> None:
+    assert job.train(job.begin(stops=(4,), save_strategy="no")) is None
+    note = job.folder / "out" / "checkpoint-4" / "hpcsched.json"
+    table = json.loads(note.read_text())
+    assert table.pop("stopped") is False
+    note.write_text(json.dumps(table))
+    again = job.begin(save_strategy="no")
+    assert job.train(again) is not None and again.state.global_step == 20
+
+
 def test_restored_callbacks_are_not_ours(job: Job, tmp_path: Path) -> None:
     how = {"restore_callback_states_from_checkpoint": True}
     trainer = job.through(stops=(5, 11), **how)
