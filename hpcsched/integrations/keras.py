@@ -104,10 +104,9 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if folder is not None:
             if model.optimizer is not None and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)  # or its variables are not read
-            model.load_weights(folder / _WEIGHTS)
             found = pickle.loads((folder / _REST).read_bytes())
+            self._load(found)
             model._initial_epoch = found["epoch"]  # where BackupAndRestore says it too
-            _assign(_seeds(model), found["seeds"], "draws of its layers")
             self._step, self._found = found["step"], found
             for other, kept in zip(self._others, found["callbacks"]):
                 vars(other).update(kept)
@@ -127,6 +126,8 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         _restore_random(self._begun_with)
         if found["batch"]:
             self._epoch_step -= found["batch"]
+            # Callbacks have begun this epoch twice: what they set then (a learning rate) had been set.
+            self._load(found)
             self._pass_over(found)
 
     # -- after each batch --------------------------------------------------------------------
@@ -194,6 +195,13 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._link.saved(self._step, folder)
         for old in sorted(place.glob("step-*"))[: -env.keep]:
             shutil.rmtree(old, ignore_errors=True)
+
+    def _load(self, found: dict[str, Any]) -> None:
+        """The variables of the model and its optimizer, as they were saved."""
+        folder = self._link.checkpoint
+        assert folder is not None  # else nothing was found
+        self.model.load_weights(folder / _WEIGHTS)
+        _assign(_seeds(self.model), found["seeds"], "draws of its layers")
 
     def _pass_over(self, found: dict[str, Any]) -> None:
         """Have the batches of this epoch that were trained already read, and nothing else."""

@@ -101,6 +101,22 @@ def test_early_stopping_remembers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_learning_rate_is_set_once_in_an_epoch(tmp_path: Path) -> None:
+    """Also if it is made of the one before: an epoch that was cut begins twice."""
+
+    def decay() -> list[Any]:
+        return [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.8)]
+
+    seen, history, weights = trained(epochs=3, callbacks=decay())
+    attempts = Attempts(tmp_path)
+    later, again, same = attempts.run(lambda: trained((0, 6), (1, 3), epochs=3, callbacks=decay()))
+    assert attempts.codes == [75, 75]
+    assert again == history
+    assert later == {at: loss for at, loss in seen.items() if at > (1, 3)}
+    assert all((one == other).all() for one, other in zip(weights, same, strict=True))
+
+
+@pytest.mark.slow
 def test_a_second_fit_begins_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It has neither the first one's epoch nor its checkpoint."""
 
