@@ -107,14 +107,20 @@ def fit(model: xgb.XGBModel, x: Any, y: Any, **options: Any) -> xgb.XGBModel:
     left = 0 if training.ended else max(0, total - training.done)
     own = [_Round(rounds, training, total, told)] if left else []
     try:
-        model.set_params(n_estimators=left, callbacks=own, early_stopping_rounds=None)
+        _set(model, {"n_estimators": left, "callbacks": own, "early_stopping_rounds": None})
         model.fit(x, y, verbose=False, **options)
     finally:
-        model.set_params(**kept)
+        _set(model, kept)
     if training.history:
         model.evals_result_ = training.history
     rounds.end(training, bytes(model.get_booster().save_raw("ubj")))
     return model
+
+
+def _set(model: xgb.XGBModel, params: dict[str, Any]) -> None:
+    """Set these alone: `set_params` of a fitted model gives its booster all, which may refuse some."""
+    for name, value in params.items():
+        setattr(model, name, value)
 
 
 class _Round(TrainingCallback):  # type: ignore[misc]

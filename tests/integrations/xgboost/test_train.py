@@ -142,15 +142,20 @@ def test_nothing_is_said_where_nothing_is_drawn(tmp_path: Path, capfd: pytest.Ca
     assert "hpcsched:" not in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("stopping", [None, 5])
-def test_scikit_learn(tmp_path: Path, stopping: int | None) -> None:
+@pytest.mark.parametrize(("stopping", "metric"), [(None, None), (5, None), (5, ["error", "logloss"])])
+def test_scikit_learn(tmp_path: Path, stopping: int | None, metric: list[str] | None) -> None:
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     x, y = samples()
     labels = (y > 0).astype(int)
 
     def fitted(*stops: int) -> Any:
         model = xgb.XGBClassifier(
-            n_estimators=25, max_depth=3, n_jobs=1, early_stopping_rounds=stopping, callbacks=[Stop(*stops)]
+            n_estimators=25,
+            max_depth=3,
+            n_jobs=1,
+            early_stopping_rounds=stopping,
+            eval_metric=metric,
+            callbacks=[Stop(*stops)],
         )
         return fit(model, x[:300], labels[:300], eval_set=[(x[300:], labels[300:])], verbose=False)
 
@@ -162,6 +167,7 @@ def test_scikit_learn(tmp_path: Path, stopping: int | None) -> None:
     assert (parts.predict_proba(x) == whole.predict_proba(x)).all()
     assert parts.n_estimators == 25
     assert parts.early_stopping_rounds == stopping
+    assert parts.eval_metric == metric
     if stopping:
         assert parts.best_iteration == whole.best_iteration
 
