@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import uuid
@@ -9,6 +10,8 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from transformers import Trainer
+
+from hpcsched.worker.process.contract import say
 
 
 def go_on(trainer: Trainer, known: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
@@ -47,12 +50,24 @@ def runs(trainer: Trainer, environ: Mapping[str, str] = os.environ) -> dict[str,
     return {name: run for name, run in found.items() if run}
 
 
-def close(trainer: Trainer) -> None:
-    """End what callbacks leave open until the process ends: they would take its exit code for a failure."""
-    if any(type(one).__name__ == "WandbCallback" for one in trainer.callback_handler.callbacks):
-        wandb = sys.modules.get("wandb")
-        if wandb is not None and wandb.run is not None:
-            wandb.finish(exit_code=0)
+def close(trainer: Trainer, *, told: bool) -> None:
+    """End what loggers leave open until the process ends; `told`: `on_train_end` has been called.
+
+    Only those of Transformers' own hear of an end: the training has none yet, and what others do then (merge
+    a model, upload it) would be done at each suspension.
+    """
+    handler = trainer.callback_handler
+    for one in () if told else handler.callbacks:
+        if type(one).__module__.startswith("transformers.integrations."):
+            try:
+                one.on_train_end(trainer.args, trainer.state, trainer.control, model=handler.model)
+            except Exception as error:  # its server is away: what is saved is saved
+                say(f"{type(one).__name__}.on_train_end: {error.__class__.__name__}: {error}")
+    wandb = sys.modules.get("wandb")
+    if any(type(one).__name__ == "WandbCallback" for one in handler.callbacks) and wandb is not None:
+        with contextlib.suppress(Exception):
+            if wandb.run is not None:
+                wandb.finish(exit_code=0)  # by itself it would take the process's exit code for a failure
 
 
 def _module(name: str) -> Any:

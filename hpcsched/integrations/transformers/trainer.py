@@ -7,11 +7,10 @@ so is the order of samples (`order`): each of these modules puts something aroun
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import transformers
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -113,14 +112,14 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
             return
         wish, self._wish = self._wish, Wish.NOTHING
         if wish & Wish.STOP and not control.should_training_stop:
-            self._leave(args, state, control)
+            self._leave()
 
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         # After the training all is saved. In its midst an evaluation goes first: it draws random numbers.
         if self._trained and self._agree(self._link.wishes()) & Wish.STOP:
-            self._leave(args, state, control)
+            self._leave()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -135,17 +134,13 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
         self._checkpoints.extra = not control.should_save
         control.should_save = True
 
-    def _leave(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
-        handler = self._trainer.callback_handler
-        for one in handler.callbacks if not self._trained else ():
-            if one is not self:
-                try:
-                    one.on_train_end(args, state, control, model=handler.model)
-                except Exception as error:  # a logger's server is away: what is saved is saved
-                    say(f"{type(one).__name__}.on_train_end: {error.__class__.__name__}: {error}")
-        with contextlib.suppress(Exception):
-            loggers.close(self._trainer)
+    def _leave(self) -> NoReturn:
+        self._close_loggers()
         self._link.leave()
+
+    def _close_loggers(self) -> None:
+        # After the training they have been told already.
+        loggers.close(self._trainer, told=self._trained)
 
     def _resuming_train(self, resume_from_checkpoint: Any = None, *more: Any, **others: Any) -> TrainOutput:
         trainer, before = self._trainer, self._before

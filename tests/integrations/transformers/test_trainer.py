@@ -254,13 +254,17 @@ def test_callbacks_that_are_added_later_have_their_say(job: Job) -> None:
 
     class Closes(TrainerCallback):
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            closed.append(state.global_step)
+            closed.append(type(self).__name__)
             raise ConnectionError("the server is away")
 
+    class Logger(Closes):
+        __module__ = "transformers.integrations.of_a_kind"
+
     trainer.add_callback(StopAfter((5,)))
-    trainer.add_callback(Closes())
+    trainer.add_callback(Logger())
+    trainer.add_callback(Closes())  # may merge a model, or upload it: the training has not ended
     assert job.train(trainer) is None
-    assert closed == [5]
+    assert closed == ["Logger"]
     assert job.state["step"] == 5
 
 
