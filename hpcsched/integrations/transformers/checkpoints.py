@@ -2,57 +2,118 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from transformers import Trainer, trainer_utils
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
+from hpcsched.integrations.agreement import Agreement
 from hpcsched.integrations.transformers.note import Note
 from hpcsched.worker.link import Link
+from hpcsched.worker.process.contract import say
 
 
 class Checkpoints:
     """Puts each checkpoint of a Trainer on record, and deletes older ones only then.
 
-    `note` makes what is written beside it; all ranks call it, and are together when it returns. `last`: the
-    checkpoint that the training goes on from, of which `extra` says whether it is only there for us.
+    `note` makes what is written beside it; all ranks call it. `cannot_save` is called where the training is
+    to leave, and why it cannot be saved. `last`: the checkpoint that the training goes on from, of which
+    `extra` says whether it is only there for us.
     """
 
     def __init__(
-        self, trainer: Trainer, link: Link, note: Callable[[], Note], *, last: Path | None, extra: bool
+        self,
+        trainer: Trainer,
+        link: Link,
+        *,
+        agree: Agreement,
+        note: Callable[[], Note],
+        cannot_save: Callable[[str], NoReturn],
+        last: Path | None,
+        extra: bool,
     ) -> None:
         self.extra = False
         """Whether the next one is none of those that the Trainer's arguments ask for."""
+        self.stopping = False
+        """Whether the training leaves with the next one."""
         self.step = -1
         """Step of the newest one that this process has put on record. All ranks know it."""
-        self._trainer, self._link, self._note = trainer, link, note
+        self._trainer, self._link, self._agree = trainer, link, agree
+        self._note, self._cannot_save = note, cannot_save
+        self._aside: Path | None = None
         self._former = last if extra else None
         self._save = trainer._save_checkpoint
         trainer._save_checkpoint = self._save_on_record
 
     def _save_on_record(self, model: Any, trial: Any = None, **others: Any) -> None:
-        trainer, args = self._trainer, self._trainer.args
+        trainer = self._trainer
         step = trainer.state.global_step
         folder = Path(trainer._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{step}")
-        aside = self._set_aside(folder, step) if args.should_save else None
-        trainer.accelerator.wait_for_everyone()
-        limit, args.save_total_limit = args.save_total_limit, None
-        try:
-            self._save(model, trial, **others)
-        finally:
-            args.save_total_limit = limit
         note = self._note()
         note.extra = self.extra
-        if args.should_save:
-            note.write(folder)
-        self._link.saved(step, folder, samples=step * note.global_batch)
+        error = self._together(lambda: self._write(folder, note, model, trial, **others))
+        if error and trainer.args.should_save:
+            shutil.rmtree(folder, ignore_errors=True)
+        samples = step * note.global_batch
+        error = error or self._together(lambda: self._link.saved(step, folder, samples=samples))
+        if error and self.stopping:
+            self._cannot_save(error)
+        if error:
+            if self._link.rank == 0:
+                say(f"step {step}: periodic checkpoint failed, training goes on: {error}")
+            return
         self.step = step
-        if args.should_save:
-            self._delete_older(folder, aside)
+        if trainer.args.should_save:
+            self._delete_older(folder)
+
+    def _together(self, act: Callable[[], None]) -> str:
+        """All ranks do it; returns what went wrong, on all of them, or nothing.
+
+        Raises it in a checkpoint that the Trainer's arguments ask for, of a training that goes on.
+        """
+        error = ""
+        try:
+            act()
+        except Exception as problem:  # of any library that writes: other ranks must not wait for this one
+            if not self._may_fail():
+                raise
+            error = f"{type(problem).__name__}: {problem}"
+        return (error or "another rank could not write its part") if self._agree.any(bool(error)) else ""
+
+    def _may_fail(self) -> bool:
+        # Where a best step is known the Trainer waits for all ranks while it saves, except in our own.
+        alone = self._trainer.args.world_size == 1 or not self._trainer.state.best_global_step
+        return self.extra or (self.stopping and alone)
+
+    def _write(self, folder: Path, note: Note, model: Any, trial: Any, **others: Any) -> None:
+        trainer = self._trainer
+        try:
+            if trainer.args.should_save:
+                self._aside = self._set_aside(folder, trainer.state.global_step)
+        finally:
+            trainer.accelerator.wait_for_everyone()
+        with self._arguments():
+            self._save(model, trial, **others)
+        if trainer.args.should_save:
+            note.write(folder)
+
+    @contextlib.contextmanager
+    def _arguments(self) -> Iterator[None]:
+        """Inside, the Trainer deletes nothing, and takes only what it asks for itself as its best."""
+        args = self._trainer.args
+        asked = args.save_total_limit, args.save_strategy
+        args.save_total_limit = None
+        if self.extra:
+            args.save_strategy = SaveStrategy.NO
+        try:
+            yield
+        finally:
+            args.save_total_limit, args.save_strategy = asked
 
     def _set_aside(self, folder: Path, step: int) -> Path | None:
         """Make room for a checkpoint of which there is one, by an attempt that died or by this one."""
@@ -68,11 +129,11 @@ class Checkpoints:
         shutil.rmtree(folder)
         return aside
 
-    def _delete_older(self, folder: Path, aside: Path | None) -> None:
+    def _delete_older(self, folder: Path) -> None:
         trainer = self._trainer
         best = trainer.state.best_model_checkpoint
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
+        if self._aside is not None:
+            shutil.rmtree(self._aside, ignore_errors=True)
         if self._former is not None and self._former.resolve() not in (
             folder.resolve(),
             Path(best or ".").resolve(),

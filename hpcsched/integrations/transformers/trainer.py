@@ -64,7 +64,15 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
         self._window = LossWindow(trainer)
         self._order = SampleOrder(trainer, self._global_batch)
         extra = self._before is not None and self._before.extra
-        self._checkpoints = Checkpoints(trainer, link, self._note, last=self._found, extra=extra)
+        self._checkpoints = Checkpoints(
+            trainer,
+            link,
+            agree=self._agree,
+            note=self._note,
+            cannot_save=self._cannot_save,
+            last=self._found,
+            extra=extra,
+        )
         self._train, trainer.train = trainer.train, self._resuming_train
 
     # -- events --------------------------------------------------------------------------------
@@ -91,6 +99,7 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
     ) -> TrainerControl:
         self._link.report(state.global_step, _last_loss(state))
         self._wish |= self._agree(self._link.wishes())
+        self._checkpoints.stopping = bool(self._wish & Wish.STOP)
         # What belongs to the end of an epoch (evaluation, logs) would never be done after a resume from here.
         self._at_epoch_end = state.epoch is not None and float(state.epoch).is_integer()
         if not self._at_epoch_end:
@@ -137,6 +146,10 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
     def _leave(self) -> NoReturn:
         self._close_loggers()
         self._link.leave()
+
+    def _cannot_save(self, why: str) -> NoReturn:
+        self._close_loggers()
+        self._link.cannot_save(why)
 
     def _close_loggers(self) -> None:
         # After the training they have been told already.

@@ -111,9 +111,9 @@ def test_a_checkpoint_on_record_stays_while_its_step_is_saved_again(
             raise OSError("the disk is full")
 
     monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", dies)
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(SystemExit) as left:
         trainer.train()
-    assert saves == [7, 7]
+    assert saves == [7, 7] and left.value.code == 74
     assert Path(job.state["checkpoint"], "trainer_state.json").exists()
     again = job.begin()
     job.train(again)
@@ -195,6 +195,42 @@ def test_a_periodic_checkpoint(job: Job) -> None:
     trainer.add_callback(Looks())
     assert job.train(trainer) is not None
     assert steps == [1, 2, 3, 4, 5]
+
+
+def test_a_full_disk_ends_no_training(job: Job, monkeypatch: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """A checkpoint that only we want fails in a line, and the next one counts."""
+    job.patch.setenv("HPCSCHED_CHECKPOINT_EVERY_S", "0")
+    trainer = job.begin(max_steps=6, save_strategy="no")
+    save = trainer._save_optimizer_and_scheduler
+
+    def dies(*more: Any) -> None:
+        if trainer.state.global_step in (1, 5):
+            raise RuntimeError("the disk is full")
+        save(*more)
+
+    monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", dies)
+    assert job.train(trainer) is not None
+    said = capfd.readouterr().err
+    for step in (1, 5):
+        assert f"step {step}: periodic checkpoint failed, training goes on: RuntimeError: the disk" in said
+    assert job.state["step"] == 4 and [one.name for one in (job.folder / "out").iterdir()] == ["checkpoint-4"]
+
+
+@pytest.mark.parametrize("how", [{"save_strategy": "no"}, {"save_steps": 5}])
+def test_a_full_disk_at_a_suspension(
+    job: Job, how: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainer = job.begin(stops=(5,), **how)
+
+    def dies(*_: Any) -> None:
+        raise RuntimeError("the disk is full")
+
+    trainer._save_rng_state = dies
+    with pytest.raises(SystemExit) as left:
+        trainer.train()
+    assert left.value.code == 74
+    assert "step 5 could not be saved: RuntimeError: the disk is full" in capfd.readouterr().err
+    assert not (job.folder / "job" / "STATE.json").exists() and not [*(job.folder / "out").iterdir()]
 
 
 def test_prepared_twice_is_once(job: Job) -> None:
