@@ -54,6 +54,8 @@ class Checkpoints:
         trainer = self._trainer
         step = trainer.state.global_step
         folder = Path(trainer._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{step}")
+        if trainer.args.save_strategy == SaveStrategy.BEST and trainer.state.best_global_step == step:
+            self.extra = False  # the evaluation has asked for it since
         note = self._note()
         note.extra = self.extra
         error = self._together(lambda: self._write(folder, note, model, trial, **others))
@@ -105,10 +107,10 @@ class Checkpoints:
     @contextlib.contextmanager
     def _arguments(self) -> Iterator[None]:
         """Inside, the Trainer deletes nothing, and takes only what it asks for itself as its best."""
-        args = self._trainer.args
+        args, best = self._trainer.args, f"{PREFIX_CHECKPOINT_DIR}-{self._trainer.state.best_global_step}"
         asked = args.save_total_limit, args.save_strategy
         args.save_total_limit = None
-        if self.extra:
+        if self.extra or (self._former is not None and self._former.name == best):
             args.save_strategy = SaveStrategy.NO
         try:
             yield

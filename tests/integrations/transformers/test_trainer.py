@@ -233,6 +233,20 @@ def test_a_full_disk_at_a_suspension(
     assert not (job.folder / "job" / "STATE.json").exists() and not [*(job.folder / "out").iterdir()]
 
 
+@pytest.mark.parametrize("stops", [(2,), (2, 3), (2, 6)])
+def test_a_checkpoint_of_ours_is_not_the_best(job: Job, tmp_path: Path, stops: tuple[int, ...]) -> None:
+    """Step 2 is the best one, but not saved: by itself the Trainer has no best model in the end."""
+    how = {
+        "max_steps": 10, "metric_for_best_model": "loss", "greater_is_better": True,
+        "load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 4,
+    }  # fmt: skip
+    trainer = job.through(stops=stops, **how)
+    one = plain(tmp_path / "plain", **how)
+    assert trainer.state.best_global_step == one.state.best_global_step == 2
+    assert trainer.state.best_model_checkpoint is one.state.best_model_checkpoint is None
+    same(trainer, one)
+
+
 def test_prepared_twice_is_once(job: Job) -> None:
     trainer = job.begin()
     train = trainer.train
