@@ -18,7 +18,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from hpcsched.contract import exits
 from hpcsched.errors import ConfigError
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say, sync_folder
@@ -162,10 +161,11 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
             epochs, history = self.model.history.epoch, self.model.history.history
         try:
             self._save(epoch, batch, epochs, history)
-        except OSError as error:
-            say(f"step {self._step} could not be saved: {error}")
+        except Exception as error:  # of h5py, too, which says a full disk by a RuntimeError
+            why = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if wishes & Wish.STOP:
-                raise SystemExit(exits.CANNOT_SAVE) from None
+                self._link.cannot_save(why)
+            say(f"step {self._step}: periodic checkpoint failed, training goes on: {why}")
         if wishes & Wish.STOP:
             self._link.leave()
 
@@ -188,10 +188,14 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         for left in (folder, part):
             shutil.rmtree(left, ignore_errors=True)
         part.mkdir(mode=0o700, parents=True)
-        self.model.save_weights(part / _WEIGHTS)
-        (part / _REST).write_bytes(pickle.dumps(rest))
-        sync_folder(part)
-        part.replace(folder)
+        try:
+            self.model.save_weights(part / _WEIGHTS)
+            (part / _REST).write_bytes(pickle.dumps(rest))
+            sync_folder(part)
+            part.replace(folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)  # of no use, and the disk may be full
+            raise
         self._link.saved(self._step, folder)
         for old in sorted(place.glob("step-*"))[: -env.keep]:
             shutil.rmtree(old, ignore_errors=True)

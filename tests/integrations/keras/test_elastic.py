@@ -133,6 +133,29 @@ def test_a_second_fit_begins_anew(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert capfd.readouterr().err.count("only the first fit of this program can be suspended") == 1
 
 
+@pytest.mark.slow
+def test_a_full_disk(tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """It ends no training, and no suspension in a traceback; h5py says it in its own words."""
+
+    def dies(self: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise RuntimeError("Can't decrement id ref count\n(no space left)")
+
+    monkeypatch.setattr(keras.Model, "save_weights", dies)
+    attempts = Attempts(tmp_path, HPCSCHED_CHECKPOINT_EVERY_S="0")
+    with attempts._attempt():
+        seen, _, _ = trained(epochs=1)
+        assert len(seen) == 7
+        with pytest.raises(SystemExit) as left:
+            trained((0, 1), epochs=1)
+    assert left.value.code == 74
+    said = capfd.readouterr().err
+    why = "RuntimeError: Can't decrement id ref count (no space left)\n"
+    assert f"step 1: periodic checkpoint failed, training goes on: {why}" in said
+    assert f"step 2 could not be saved: {why}" in said
+    assert not [*(tmp_path / "checkpoint").iterdir()]
+
+
 def test_several_processes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="processes: 2 processes; accepted: one"):
         Attempts(tmp_path, HPCSCHED_RANK="0", HPCSCHED_WORLD_SIZE="2").run(trained)
