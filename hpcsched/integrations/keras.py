@@ -85,6 +85,8 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._begun_with: Any = None
         self._found: dict[str, Any] | None = None
         for other in self._others:
+            if isinstance(other, keras.callbacks.CSVLogger) and self._link.checkpoint is not None:
+                other.append = True  # it would begin the file anew, which has the epochs before
             for name in _BATCH_HOOKS:
                 self._mute(other, name)
 

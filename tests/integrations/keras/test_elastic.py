@@ -117,6 +117,23 @@ def test_a_learning_rate_is_set_once_in_an_epoch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_table_of_epochs_is_whole(tmp_path: Path) -> None:
+    def table(name: str, *stops: tuple[int, int]) -> None:
+        logger = keras.callbacks.CSVLogger(tmp_path / name)
+        try:
+            trained(*stops, callbacks=[logger])
+        finally:
+            logger.csv_file.close()  # as the end of a process does
+
+    (tmp_path / "parts").write_text("of an earlier run\n")
+    table("whole")
+    attempts = Attempts(tmp_path)
+    attempts.run(lambda: table("parts", (0, 6), (2, 3)))
+    assert attempts.codes == [75, 75]
+    assert (tmp_path / "parts").read_text() == (tmp_path / "whole").read_text()
+
+
+@pytest.mark.slow
 def test_a_second_fit_begins_anew(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It has neither the first one's epoch nor its checkpoint."""
 
