@@ -215,6 +215,7 @@ class Fit:
         trainer = self._trainer
         if self._resumed:
             loops.end_restart(trainer)
+            loops.go_on_averaging(trainer)
             self._restore_rng()
             self._resumed = False
         step = self._offset + trainer.global_step

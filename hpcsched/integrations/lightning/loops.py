@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from hpcsched.integrations.lightning.framework import pl
+
 IN_BATCHES = ("accumulate_grad_batches", "limit_train_batches", "val_check_interval")
 """What a Trainer counts in batches; the last two are a share of an epoch where they are no whole number."""
 
@@ -62,6 +64,16 @@ def end_restart(trainer: Any) -> None:
     fit = trainer.fit_loop
     for loop in (fit, fit.epoch_loop, fit.epoch_loop.val_loop):
         loop._restarting = False
+
+
+def go_on_averaging(trainer: Any) -> None:
+    """Have StochasticWeightAveraging put its learning rates in place, which it does when an epoch begins.
+
+    From Lightning 2.5 on no callback hears that in an epoch that was cut in two.
+    """
+    for one in trainer.callbacks:
+        if isinstance(one, pl.callbacks.StochasticWeightAveraging) and one._swa_scheduler is None:
+            one.on_train_epoch_start(trainer, trainer.lightning_module)
 
 
 def loss_of(trainer: Any, outputs: Any) -> Any:

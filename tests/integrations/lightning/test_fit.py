@@ -51,19 +51,20 @@ HOW: dict[str, dict[str, Any]] = {
     "validation": {"max_epochs": 3, "val_check_interval": 5, "check_val_every_n_epoch": None},
     "gan": {"max_epochs": 2, "model": Gan, "val_check_interval": 3},
     "plateau": {"max_epochs": 3, "plateau": True},
+    "averaged": {"max_epochs": 4, "averaged": True},
     "limits": {"max_epochs": 4, "limit_train_batches": 4, "gradient_clip_val": 0.1},
     "amp": {"max_epochs": 2, "precision": "bf16-mixed"},
 }
 
 
-QUICK = ("epochs", "accumulation")
+QUICK = ("epochs", "accumulation", "averaged")
 
 
 @pytest.mark.parametrize(
     "how", [pytest.param(one, marks=[] if one in QUICK else [pytest.mark.slow]) for one in HOW]
 )
 def test_suspended_in_the_middle_it_is_the_same_training(job: Job, how: str) -> None:
-    job.through(stops=(3, 10), **HOW[how])
+    job.through(stops=(3, 14), **HOW[how])
     assert job.attempts == 3
     two = other(job)
     two.through(**HOW[how])

@@ -165,6 +165,7 @@ class Job:
         model: Any = Net,
         data: Any = loader,
         plateau: bool = False,
+        averaged: bool = False,
         **options: Any,
     ) -> list[Any]:
         """Train to the end, in as many attempts as it takes; all that was seen."""
@@ -172,7 +173,9 @@ class Job:
             self.begin()
             pl.seed_everything(7)
             saves = pl.callbacks.ModelCheckpoint(every_n_train_steps=3, save_last=True, save_top_k=-1)
-            trainer = trainer_of(self.folder, saves, HpcschedCallback(), **options)
+            mean = pl.callbacks.StochasticWeightAveraging(0.3, swa_epoch_start=2, annealing_epochs=2)
+            more = [mean] if averaged else []
+            trainer = trainer_of(self.folder, saves, *more, HpcschedCallback(), **options)
             self.model = model(self.seen, stops, plateau=plateau)
             try:
                 trainer.fit(self.model, data(), loader(8, shuffle=False))
