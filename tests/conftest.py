@@ -41,17 +41,29 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
-_HANDLED = (signal.SIGTERM, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
+_HANDLED = (
+    signal.SIGTERM,
+    signal.SIGTSTP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGCHLD,
+)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[None]:
     """What a test does with signals in its own process goes with it: what is ignored would be by all that
-    later tests start, and a handler that stays is called for them."""
+    later tests start, and a handler that stays is called for them. Adapters hold theirs until their process
+    ends."""
     before = {number: signal.getsignal(number) for number in _HANDLED}
     try:
         return (yield)
     finally:
+        if stopping := sys.modules.get("hpcsched.worker.session.stopping"):
+            for flag in [*stopping._handlers._open]:
+                flag.close()
         for number, handler in before.items():
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)

@@ -13,7 +13,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from hpcsched.integrations.dcp import Elastic  # noqa: E402
 from hpcsched.worker import link as links  # noqa: E402
-from hpcsched.worker.session import stopping  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -46,8 +45,6 @@ def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield begin
     links._of_process.clear()
-    for flag in [*stopping._handlers._open]:  # an Elastic holds its own until its process ends
-        flag.close()
 
 
 def test_goes_on_with_state_and_random_numbers(attempt: Any, tmp_path: Path) -> None:
