@@ -22,7 +22,8 @@ PROBE_S = 60.0
 class Example:
     """A folder of examples/.
 
-    `packages`: the distributions whose versions the table names. `environment`: which one of
+    `packages`: the distributions that it needs, and whose versions the table names; one of those that stand
+    together. `environment`: which one of
     packaging/framework_envs.sh has them. `most_changed`: lines that elastic.py may have changed of train.py.
     `never_wider`: why it is not promoted ("": it is); `wider_since`: nor before this version of its first
     package, and why. `begins_on`: slots that it begins on; promoted it has
@@ -42,6 +43,11 @@ class Example:
     def folder(self) -> Path:
         """Where it is."""
         return ROOT / "examples" / self.name
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """All that `packages` names."""
+        return tuple(name for choice in self.packages for name in choice.split())
 
     def stays(self, versions: Mapping[str, str]) -> str:
         """Why it is not promoted, with these versions; "": it is."""
@@ -135,7 +141,7 @@ EXAMPLES = (
     Example(
         name="xgboost",
         title="XGBoost",
-        packages=("xgboost", "xgboost-cpu"),
+        packages=("xgboost xgboost-cpu",),
         environment="boosting",
         most_changed=2,
         never_wider="one process: more GPUs do not make it faster",
@@ -211,6 +217,7 @@ def python_of(example: Example, environments: Path) -> str:
     """The interpreter that has what an example needs: of its own environment, else this one; "": none has."""
     own = environments / example.environment / "bin" / "python"
     for python in [str(own)] if example.environment and own.exists() else [sys.executable]:
-        if versions(python, example.packages):
+        found = versions(python, example.distributions)
+        if all(any(name in found for name in choice.split()) for choice in example.packages):
             return python
     return ""

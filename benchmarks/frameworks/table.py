@@ -56,7 +56,7 @@ def try_example(example: Example, *, python: str, steps: int, place: Path) -> Ro
     """Run all there is of one example, anew with more steps if it is done before it can be suspended."""
     most = steps * MOST_TIMES_LONGER
     while True:
-        row = Row(example.name, example.title, dict(versions(python, example.packages)), steps)
+        row = Row(example.name, example.title, dict(versions(python, example.distributions)), steps)
         try:
             return _filled(row, example, python=python, place=place)
         except TooShort as error:

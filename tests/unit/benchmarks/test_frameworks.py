@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.append(str(ROOT / "benchmarks"))
 
-from frameworks import table  # noqa: E402
+from frameworks import examples, table  # noqa: E402
 from frameworks.examples import EXAMPLES  # noqa: E402
 from frameworks.table import BEGIN, END, Row, page, put  # noqa: E402
 from frameworks.trial import Printed, TooShort, _toml, _without_steps  # noqa: E402
@@ -67,6 +67,21 @@ def test_each_example_is_there_and_changes_no_more_lines_than_it_may() -> None:
             assert (job is not None) == (example.folder / program).exists(), example.name
             assert job is None or program in job["command"], f"{example.name} runs from its own folder"
         assert example.changed is None or example.changed <= example.most_changed, example.name
+
+
+def test_an_interpreter_has_all_that_an_example_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And of distributions that stand for each other one: else its row is left out."""
+    by_name = {example.name: example for example in EXAMPLES}
+    for name, there, found in (
+        ("trl-lora", {"transformers": "5"}, ""),
+        ("trl-lora", {"transformers": "5", "trl": "1", "peft": "0"}, sys.executable),
+        ("xgboost", {"xgboost-cpu": "3"}, sys.executable),
+        ("xgboost", {}, ""),
+    ):
+        monkeypatch.setattr(examples, "versions", lambda *_, there=there: there)
+        assert examples.python_of(by_name[name], tmp_path) == found
 
 
 def test_a_program_as_people_write_it_knows_nothing_of_hpcsched() -> None:
