@@ -101,7 +101,8 @@ def test_ranks_join_on_other_hosts(
     monkeypatch.setattr(node, "hello", msgspec.structs.replace(node.hello, address="127.0.0.9"))
     program = [sys.executable, "-S", "-c", ECHO]
     first = hosts.launch(plan(hosts, tmp_path, program, (0,)))
-    pump_until(hosts, (tmp_path / "up.0").exists)
+    # Its first rank may say where it is before its node agent does.
+    pump_until(hosts, lambda: bool(first.where) and (tmp_path / "up.0").exists())
     rank, size, local, address, port, joining = said(tmp_path, 0)
     assert [rank, size, local, address, joining] == ["0", "1", "0", "127.0.0.1", "-"]
     assert first.where == f"127.0.0.9:{port}"
