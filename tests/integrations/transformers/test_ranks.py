@@ -30,7 +30,7 @@ pytestmark = [
 
 def rank_of(told: dict[str, str], out: Path, notes: Path, how: dict[str, Any]) -> None:
     """One rank of an attempt, in a process of its own: writes what it has seen, step by step."""
-    os.environ.update(told)
+    os.environ.update(told | {"OMP_NUM_THREADS": "1"})  # as a launcher has it, else Accelerate warns
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
     torch.set_num_threads(1)
