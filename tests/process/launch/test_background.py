@@ -44,7 +44,7 @@ def attempt(kind: str, lane: str | None, folder: Path, **rest):
         a_job("b", gpus=1, background=lane == "background", env=rest.pop("env", {})),
         job_id=1,
         attempt=1,
-        run_id="r",
+        run_id=str(folder),
         run_dir=folder,
         output=folder / "out",
         devices=(device,),

@@ -88,7 +88,7 @@ class Bench:
         )
         gpus = tuple(range(ranks))
         devices = tuple(Device(index=i, host="h", kind="cpu", handle=str(i)) for i in gpus)
-        site = Site(rundir=self.rundir, run_id="test", user="u", speed=1.0, stand_ins=False)
+        site = Site(rundir=self.rundir, run_id=str(self.rundir.root), user="u", speed=1.0, stand_ins=False)
         action = Launch(
             at=0, cause="", job_id=1, attempt=attempt, gpus=gpus, role=Role.PRIMARY, resume=resume
         )
@@ -203,10 +203,8 @@ def test_a_folder_is_shown_within_one_of_the_images(bench: Bench) -> None:
     (bench.image / "home" / "file").touch()
     (bench.image / "home" / "link").symlink_to("file")
     (bench.image / "var" / "run").symlink_to("/run")
-    bench.mounts = tuple(
-        (str(bench.place), at, "rw") for at in ("/home/u/work", "/home/other", "/var/run/in")
-    )
-    words = "touch /home/u/work/1 /run/in/2 /home/other/3 && ls /home /home/link && touch /home/u/lost"
+    bench.mounts = tuple((str(bench.place), at, "rw") for at in ("/home/u/job", "/home/other", "/var/run/in"))
+    words = "touch /home/u/job/1 /run/in/2 /home/other/3 && ls /home /home/link && touch /home/u/lost"
     assert bench.code(bench.launch(1, "sh", "-c", words)) != 0
     assert bench.said.split()[:6] == ["/home/link", "/home:", "file", "link", "other", "u"]
     assert "/home/u/lost': Read-only file system" in bench.said

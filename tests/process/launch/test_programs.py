@@ -91,7 +91,7 @@ class Bench:
     def launch(self, attempt: int, *, ranks: int, resume: bool = False) -> Workers:
         gpus = tuple(range(ranks))
         devices = tuple(Device(index=i, host="h", kind="cpu", handle=str(i)) for i in gpus)
-        site = Site(rundir=self.rundir, run_id="test", user="u", speed=1.0, stand_ins=False)
+        site = Site(rundir=self.rundir, run_id=str(self.rundir.root), user="u", speed=1.0, stand_ins=False)
         action = Launch(
             at=0, cause="", job_id=1, attempt=attempt, gpus=gpus, role=Role.PRIMARY, resume=resume
         )
