@@ -15,14 +15,16 @@ WITHIN ?= 3600
 # A file's tests share what is costly to make; the folders whose tests take longest come first.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check test test-all test-part lint docs pages bench dist old-env clean
+.PHONY: demo check unit test test-all test-part lint docs pages bench dist old-env clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
 
 # While you work: what needs no process, no torch and no clock.
 check: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory -j 2 lint unit
+
+unit: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m "not slow" --hypothesis-profile=check tests/unit
 
 # Before a change lands: every feature once, a real Slurm among them.

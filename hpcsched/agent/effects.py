@@ -19,6 +19,7 @@ from hpcsched.agent.gpu_faults import GpuFaults
 from hpcsched.agent.gpu_memory import GpuMemory, time_to_wait_s
 from hpcsched.agent.job_folder import gpus_named, mark_attempt, put_aside
 from hpcsched.agent.launch_plans import Site, joining_plan, launch_plan, pack_name, put_layers, seat_devices
+from hpcsched.agent.leaving import ask_to_leave
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import NOT_MET_AFTER_S, RendezvousCheck
 from hpcsched.agent.resuming import Resuming
@@ -103,7 +104,7 @@ class Effects:
                     attempt.workers.tell(orders.Pace(share))
             case Suspend() | Terminate() | Kill():
                 if attempt := self._attempt_of(action):
-                    self._ask_to_leave(attempt, action)
+                    ask_to_leave(attempt, action, self._machine.run.jobs[action.job_id], self._clock)
         return []
 
     def _attempt_of(self, action: AttemptAction) -> WatchedAttempt | None:
@@ -185,37 +186,6 @@ class Effects:
         for descriptor in group.pidfds:
             attempt.watched.add(descriptor)
             self._selector.register(descriptor, EVENT_READ, ("exit", attempt))
-
-    def _ask_to_leave(self, attempt: WatchedAttempt, action: Suspend | Terminate | Kill) -> None:
-        number = _SIGNALS[type(action)]
-        attempt.asked_to_leave = attempt.asked_to_leave or time.monotonic()
-        if isinstance(action, Suspend):
-            attempt.asked_to_save = time.monotonic()
-            attempt.workers.tell(orders.Suspend(quick=action.quick))
-        # Who has only joined half-way has no state of its own to save.
-        attempt.give_up_resizing(signal.SIGKILL if isinstance(action, Kill) else signal.SIGTERM)
-        if self._asked_by_itself(attempt, action):
-            return
-        if attempt.self_saving:
-            attempt.self_saving.told = True
-        for group in (attempt.workers, *attempt.joined):
-            group.signal(number)
-
-    def _asked_by_itself(self, attempt: WatchedAttempt, action: Suspend | Terminate | Kill) -> bool:
-        """Whether an attempt whose program saves by itself has been asked to, as that is all there is to do.
-
-        One that is told to end is asked first, if it has not been; not if it is cancelled.
-        """
-        job, saving = self._machine.run.jobs[action.job_id], attempt.self_saving
-        if saving is None or attempt.ready or isinstance(action, Kill):
-            return False
-        asked = saving.asked_at is not None
-        if isinstance(action, Terminate) and (asked or job.wanted == "cancel"):
-            return False
-        timer = "grace" if isinstance(action, Suspend) else "term"
-        if not asked:
-            attempt.ask_to_save(self._clock.until(job.timers.get(timer, 0.0)))
-        return True
 
     def _resize(self, attempt: WatchedAttempt, action: Resize) -> list[ev.Event]:
         """Start who is to join, and tell rank 0; the training goes on until all are there."""
@@ -448,6 +418,3 @@ class Effects:
     ) -> list[tuple[int, int | None]]:
         """Have all workers save and leave, without the journal; see `abandon`."""
         return abandon(self._attempts, self._launcher.keeping, grace_s, between)
-
-
-_SIGNALS = {Suspend: signal.SIGTSTP, Terminate: signal.SIGTERM, Kill: signal.SIGKILL}

@@ -23,22 +23,22 @@ INSIDE = Inside(
     argv=("python", "train.py"),
     env={"RANK": "1", "HOME": "/home/u", "A": "x,y"},
     told=frozenset({"RANK", "A"}),
-    cwd="/work",
+    cwd="/job",
     folders=("/run",),
 )
 
 
 def test_mounts_come_outer_ones_first_and_the_users_last() -> None:
-    mounts = (("/d", "/work/in/d", "ro"), ("/", "/", "ro"), ("/e", "/work/in", "rw"), ("/run", "/run/", "ro"))
-    inside = replace(INSIDE, container=Container(image="a", mounts=mounts), folders=("/run", "/work"))
-    assert inside.mounts == [mounts[1], mounts[3], ("/work", "/work", "rw"), mounts[2], mounts[0]]
+    mounts = (("/d", "/job/in/d", "ro"), ("/", "/", "ro"), ("/e", "/job/in", "rw"), ("/run", "/run/", "ro"))
+    inside = replace(INSIDE, container=Container(image="a", mounts=mounts), folders=("/run", "/job"))
+    assert inside.mounts == [mounts[1], mounts[3], ("/job", "/job", "rw"), mounts[2], mounts[0]]
 
 
 def test_apptainer() -> None:
     outside = Apptainer().start(replace(INSIDE, gpus=True), "/usr/bin/apptainer")
     assert outside.argv == (
-        *("/usr/bin/apptainer", "exec", "--pwd", "/work", "--bind", "/run:/run:rw"),
-        *("--bind", "/work:/work:rw"),
+        *("/usr/bin/apptainer", "exec", "--pwd", "/job", "--bind", "/run:/run:rw"),
+        *("--bind", "/job:/job:rw"),
         *("--bind", "/data:/in:ro", "--nv", "--more", "torch.sif", "python", "train.py"),
     )
     assert outside.env["APPTAINERENV_RANK"] == "1"
@@ -51,9 +51,9 @@ def test_enroot() -> None:
     outside = Enroot().start(INSIDE, "enroot")
     assert outside.argv == (
         *("enroot", "start", "--mount", "/run:/run:none:x-create=auto,rbind,rw"),
-        *("--mount", "/work:/work:none:x-create=auto,rbind,rw"),
+        *("--mount", "/job:/job:none:x-create=auto,rbind,rw"),
         *("--mount", "/data:/in:none:x-create=auto,rbind,ro", "--env", "A", "--env", "RANK"),
-        *("--more", "torch.sif", "sh", "-c", 'cd "$0" && exec "$@"', "/work", "python", "train.py"),
+        *("--more", "torch.sif", "sh", "-c", 'cd "$0" && exec "$@"', "/job", "python", "train.py"),
     )
     with pytest.raises(LaunchError, match="no spaces and colons"):
         Enroot().start(replace(INSIDE, cwd="/a b"), "enroot")
@@ -64,7 +64,7 @@ def test_pyxis_is_a_step_without_the_numbers_of_one() -> None:
     argv = Pyxis().start(replace(INSIDE, env=env), "srun").argv
     assert argv[:4] == ("srun", "--overlap", "--nodes=1", "--ntasks=1")
     assert "--nodelist=n1" in argv
-    assert "--container-mounts=/run:/run:rw,/work:/work:rw,/data:/in:ro" in argv
+    assert "--container-mounts=/run:/run:rw,/job:/job:rw,/data:/in:ro" in argv
     assert "--container-env=A,RANK" in argv
     inside = argv[argv.index("env") :]
     assert inside[-3:] == ("CUDA_VISIBLE_DEVICES=GPU-1", "python", "train.py")
