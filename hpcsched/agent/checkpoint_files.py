@@ -32,8 +32,13 @@ _UNFINISHED = re.compile(
 )
 """In the names under which programs write what they rename when it is whole."""
 
-_SIGNS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
+SIGNS = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 """What stands for something else in a pattern."""
+
+_FRACTION = re.compile(r"(?<![0-9.])[0-9]+\.[0-9]+(?![0-9.])")
+
+_END_OF_ZIP, _END_BYTES = b"PK\x05\x06", 22
+"""The last record of an archive, which ends with the length of a comment: none."""
 
 _TRUSTED = frozenset({os.getuid(), 0})
 """Users whose symbolic links are followed."""
@@ -47,6 +52,9 @@ class Last(Enum):
     OVERTAKEN = "others are newer"
     NEWEST = "nothing is newer"
 
+
+_Found = tuple[int, Path, os.stat_result, str]
+"""When something was changed (ns, Unix), where it is, and the last part of the pattern that names it."""
 
 Mark = tuple[int, int, int]
 """What changes when a checkpoint is written to: its newest time (ns, Unix), bytes, and number of files."""
@@ -91,17 +99,18 @@ def find_checkpoints(workdir: Path, patterns: Sequence[str], last: str = "") -> 
     return sorted(measured, key=lambda one: one.mark)
 
 
-_Found = tuple[int, Path, os.stat_result, str]
-"""When it was changed (ns, Unix), where it is, and the last part of the pattern that names it."""
+def is_wild(pattern: str) -> bool:
+    """Whether it may name more than one thing."""
+    return any(sign in pattern for sign in "*?[")
 
 
-def step_in_name(name: str, pattern: str = "*") -> int | None:
+def step_in_name(name: str, pattern: str) -> int | None:
     """The step in the name of a checkpoint, but for its suffix: 40 of `checkpoint-40` and `step_40.h5`.
 
     It is the number after "step" or "iter", else the last one; none that stands in `pattern` itself, and no
     decimal fraction.
     """
-    numbers, own = _numbers(name), [number for _, number in _numbers(_SIGNS.sub("*", pattern))]
+    numbers, own = _numbers(name), [number for _, number in _numbers(SIGNS.sub("*", pattern))]
     for number in own:
         left = next((one for one in numbers if one[1] == number), None)
         numbers = [one for one in numbers if one is not left]
@@ -117,9 +126,6 @@ def _numbers(name: str) -> list[tuple[str, str]]:
     return [(word, number) for word, number in found]
 
 
-_FRACTION = re.compile(r"(?<![0-9.])[0-9]+\.[0-9]+(?![0-9.])")
-
-
 def ends_as_an_archive(path: Path) -> bool:
     """Whether a file ends with the end of a zip archive, as PyTorch, NumPy and Keras write it at last. Raises
     OSError."""
@@ -129,10 +135,6 @@ def ends_as_an_archive(path: Path) -> bool:
         file.seek(-_END_BYTES, os.SEEK_END)
         end = file.read()
     return end.startswith(_END_OF_ZIP) and end.endswith(b"\0\0")
-
-
-_END_OF_ZIP, _END_BYTES = b"PK\x05\x06", 22
-"""The last record of an archive, which ends with the length of a comment: none."""
 
 
 class _Budget:
@@ -154,7 +156,7 @@ def _matches(workdir: Path, pattern: str, budget: _Budget) -> Iterator[Path]:
     parts = PurePosixPath(pattern).parts
     bases = [workdir]
     for number, part in enumerate(parts, 1):
-        wild, last = any(sign in part for sign in "*?["), number == len(parts)
+        wild, last = is_wild(part), number == len(parts)
         found = list[Path]()
         for base in bases:
             names = [] if wild else [part]
@@ -188,7 +190,7 @@ def _begun_as(name: str, pattern: str) -> bool:
     """Whether what the pattern names may be written under this name at first."""
     if not _unfinished(name, pattern):
         return False
-    literal = max(_SIGNS.split(pattern), key=len)
+    literal = max(SIGNS.split(pattern), key=len)
     return (len(literal) > 1 and literal in name) or fnmatchcase(
         re.sub(rf"[._-]?{_UNFINISHED.pattern}", "", name, flags=re.IGNORECASE).lstrip("._-"), pattern
     )

@@ -10,10 +10,11 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import PurePosixPath
 
+from hpcsched.agent.checkpoint_files import SIGNS, is_wild
 from hpcsched.core.jobs import Job
 
-_SIGN = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
-"""One sign of a pattern: a set of characters, or a character."""
+_SIGN = re.compile(f"{SIGNS.pattern}|.", re.DOTALL)
+"""One sign of a pattern, or a character."""
 
 MOST_SIGNS = 255
 """In one part of a path (a file name has no more bytes): a longer pattern is taken to name anything."""
@@ -72,7 +73,7 @@ def _saves_beside(job: Job, other: Job, began_s: float) -> bool:
 
 def _real(pattern: PurePosixPath) -> str:
     parts = pattern.parts
-    wild = next((n for n, part in enumerate(parts) if any(sign in part for sign in "*?[")), len(parts))
+    wild = next((n for n, part in enumerate(parts) if is_wild(part)), len(parts))
     known = min(wild, len(parts) - 1)
     return os.path.join(os.path.realpath(os.path.join(*parts[:known])), *parts[known:])  # noqa: PTH118
 
@@ -84,7 +85,7 @@ def may_name_the_same(one: str, other: str) -> bool:
 
 
 def _may_be_one_name(one: str, other: str) -> bool:
-    wild, other_wild = (any(sign in part for sign in "*?[") for part in (one, other))
+    wild, other_wild = is_wild(one), is_wild(other)
     if not (wild and other_wild):
         return fnmatchcase(one, other) if other_wild else fnmatchcase(other, one) if wild else one == other
     a, b = _SIGN.findall(one), _SIGN.findall(other)

@@ -222,14 +222,13 @@ class NodeAgent:
             return
         if not self._channel.take(envelope, time.monotonic()):
             return
-        part, ends = getattr(envelope.body, "part", None), (protocol.Signal, protocol.AskToSave)
-        if isinstance(envelope.body, ends) and isinstance(
-            launch := self._deferred.drop(part), protocol.Launch
-        ):
+        body, part = envelope.body, getattr(envelope.body, "part", None)
+        ends = isinstance(body, protocol.Signal) and body.number != signal.SIGTSTP
+        if ends and isinstance(launch := self._deferred.drop(part), protocol.Launch):
             self._launcher.give_up(launch.job_id, launch.attempt)
             self._send(protocol.LaunchFailed(launch.part, TOLD_TO_END, transient=True))
-        elif not self._deferred.takes(part, envelope.body):
-            self._obey(envelope.body)
+        elif not self._deferred.takes(part, body):
+            self._obey(body)
 
     def _obey(self, message: protocol.HeadMessage) -> None:
         match message:

@@ -11,6 +11,8 @@ from hpcsched.planning.burst.costs import Interconnect
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.planner import plan
 
+pytestmark = pytest.mark.slow
+
 NVSWITCH = Interconnect(bandwidth_bytes_s=600e9, latency_s=1e-5)
 VGG = ROOT / "profiles" / "layers" / "vgg16-a100.json"
 

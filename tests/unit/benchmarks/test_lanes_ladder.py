@@ -12,6 +12,8 @@ from hpcsched.planning.background.feedback import Feedback
 from hpcsched.planning.background.pacing import Duty, Pacer
 from hpcsched.planning.background.referee import Referee
 
+pytestmark = pytest.mark.slow
+
 MODEL = Model()
 SPAN_US = 600_000.0
 
