@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from budget import slow
 
 from benchmarks.simulated.device import Chunk, Device, Kernel, Lane, Model
 from hpcsched.planning.background.feedback import Feedback
@@ -175,7 +174,7 @@ def test_the_background_paced_to_a_quarter_does_about_a_quarter() -> None:
 
 
 @pytest.mark.parametrize("long_us", [10.0, 100.0, 1000.0])
-@pytest.mark.parametrize("own_us", [slow(10.0), 100.0, 1000.0])
+@pytest.mark.parametrize("own_us", [10.0, 100.0, 1000.0])
 def test_only_short_urgent_kernels_suffer_from_long_ones_of_low_priority(
     own_us: float, long_us: float
 ) -> None:
