@@ -43,8 +43,8 @@ def test_a_stage_plan_goes_live_as_in_the_simulator(bench: Bench) -> None:
         options={"goal": "makespan", "eps": "inf"},
         watch=lambda event, actions, machine: wanted.extend(actions),
     ).run()
-    assert simulated.plan.rule == "stages"
-    assert simulated.now < 0.85 * 420  # two at a time, then the third
+    assert simulated.run.plan.rule == "stages"
+    assert simulated.run.now < 0.85 * 420  # two at a time, then the third
     machine, actions = bench.replayed()
     assert placements(actions) == placements(wanted)
     for one in json.loads(done.stdout)["jobs"]:
