@@ -85,8 +85,16 @@ class OwnCheckpoints:
         """Whether the last look found one that is taken for whole if it does not change for a while."""
         self.not_taken = ""
         """Which one does not count though it was the newest as its program ended, and why."""
-        with contextlib.suppress(OSError, BadInput):
+        self.known = True
+        """Whether there is a record of when the job began: else its checkpoints may be anybody's."""
+        self.given_up = False
+        """Whether nothing is put on record any more: the attempt is not started."""
+        try:
             self._record = decode_file(self._file, _Record)
+        except FileNotFoundError:
+            self.known = False
+        except (OSError, BadInput):
+            pass  # it says nothing, but the job has begun
 
     @property
     def outside(self) -> bool:
@@ -100,7 +108,7 @@ class OwnCheckpoints:
 
     def begin(self, *, anew: bool, at_s: float) -> None:
         """Look before a launch at `at_s` on the run's clock. `anew`: the job has saved nothing yet, whatever
-        is there."""
+        is there. Raises StoreError if that cannot be put on record."""
         if anew:
             self._file.parent.mkdir(mode=0o700, exist_ok=True)
             self._record = _Record()
@@ -109,7 +117,8 @@ class OwnCheckpoints:
             before_ns = max((one.mark[0] for one in found if one.mark[0] <= now_ns), default=0)
             later = {str(one.path): one.mark for one in found if one.mark[0] > now_ns}
             self._record = _Record(before_ns=before_ns, began_s=at_s, doubted=later)
-            self._write()
+            if not self.given_up:
+                write_atomically(self._file, msgspec.json.encode(self._record))
         self.look(0.0)
 
     def look(self, now: float) -> None:
@@ -130,6 +139,8 @@ class OwnCheckpoints:
         ended `by_itself`; or was old enough when the program was killed, at `ended` (Unix time; None: nobody
         knows when it ended).
         """
+        if not self.known:
+            return
         known = self._record.newest[1] if self._record.newest else (0, 0, 0)
         last = self._find()[-1:]
         certain = by_itself or (last and (last[0].last is Last.NEWEST or last[0].mark <= known))
@@ -220,5 +231,7 @@ class OwnCheckpoints:
         return Saved(one.path, step, one.saved_at, one.mark, done=done)
 
     def _write(self) -> None:
+        if self.given_up:
+            return
         with contextlib.suppress(StoreError):  # it counts only after a crash
             write_atomically(self._file, msgspec.json.encode(self._record))

@@ -32,10 +32,12 @@ AT_ONCE_S = 0.05
 
 
 class Search:
-    """A look for a job's checkpoints before its launch, in a thread."""
+    """A look for a job's checkpoints before its launch, in a thread. `anew`: none is its own yet."""
 
-    def __init__(self, checkpoints: OwnCheckpoints, look: Callable[[], object]) -> None:
-        self.checkpoints, self._look = checkpoints, look
+    def __init__(
+        self, checkpoints: OwnCheckpoints, look: Callable[[], object], *, anew: bool = False
+    ) -> None:
+        self.checkpoints, self.anew, self._look = checkpoints, anew, look
         self._until = time.monotonic() + SEARCH_WITHIN_S
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="find checkpoints", daemon=True)
@@ -131,7 +133,11 @@ class Resuming:
             return plan
         attempt, search = self._searches.get(job.id, (0, None))
         if search is None or attempt != action.attempt:
-            search = self._search(job, restart, others, anew=action.anew or action.attempt == 1)
+            begins = action.anew or action.attempt == 1
+            if search is not None:  # of an attempt that has never had processes
+                search.checkpoints.given_up = True
+                begins |= search.anew
+            search = self._search(job, restart, others, anew=begins)
             self._searches[job.id] = action.attempt, search
         if not search.done(plan.cwd):
             return None
@@ -148,7 +154,7 @@ class Resuming:
     def _search(self, job: Job, restart: Restart, others: Iterable[Job], *, anew: bool) -> Search:
         folder = self._site.rundir.job(job.id)
         checkpoints, now_s = own_checkpoints(job, restart, folder), job.current.start_s
-        anew = anew or not folder.exists()
+        anew = anew or not checkpoints.known
         began_s = now_s if anew else checkpoints.began_s
         own, rivals = Places.of(job), in_the_way(job, others, began_s=began_s)
 
@@ -157,7 +163,7 @@ class Resuming:
                 raise LaunchError(_cannot_tell_apart(restart, *shared), transient=False)
             checkpoints.begin(anew=anew, at_s=now_s)
 
-        return Search(checkpoints, look)
+        return Search(checkpoints, look, anew=anew)
 
     def watch(self, job: Job, workers: Workers) -> SelfSaving | None:
         """Watch an attempt that was launched; None for one that keeps to the contract alone."""

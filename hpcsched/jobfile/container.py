@@ -68,7 +68,8 @@ def _image(image: str, runtime: str, workdir: Path) -> str:
     if image.startswith("~/"):
         return os.path.expanduser(image)  # noqa: PTH111
     file = image.startswith((".", "/")) or image.endswith((".sif", ".sqsh", ".squashfs", ".img"))
-    name = ":" in image or ("/" not in image and runtime in _KNOW_NAMES)
+    # REGISTRY#IMAGE: an address of theirs.
+    name = ":" in image or (("/" not in image or "#" in image) and runtime in _KNOW_NAMES)
     return image if name and not file else str(workdir / image)
 
 

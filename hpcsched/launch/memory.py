@@ -211,7 +211,8 @@ class MemoryLimits:
 
     def _look(self) -> None:
         """Kill the jobs that have too much."""
-        stats, above = all_processes(), self_and_ancestors()
+        # In a container this process may be below none that the first one of it is above.
+        stats, above = all_processes(), self_and_ancestors() | {1}
         orphans = [pid for pid, seen in stats.items() if seen.parent in above]
         for held in self._held.values():
             leaders = {pid for pid, _ in held.groups}

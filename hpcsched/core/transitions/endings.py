@@ -89,18 +89,19 @@ class Endings:
 
     def left(self, job: Job, code: int, took_s: float | None, *, not_taken: str) -> None:
         """End an attempt of a job that saves by itself, and has left as it was asked to: it goes on from its
-        newest checkpoint, whether it has written one for that or not. `not_taken`: it has, but that does not
-        count."""
+        newest checkpoint, whether it has written one for that or not. `not_taken`: its last one does not
+        count, and why."""
         saves, step = job.traits.saves, job.saved_step
         newer = step is not None and step > saves.asked
         newer = newer or (saves.at is not None and saves.at >= (job.current.signalled_s or 0.0))
-        if newer and not not_taken:
+        if newer:
             job.has_saved(in_vain=False)
-            self.suspended(job, took_s, held=False)
+            self.suspended(job, took_s, held=False, not_taken=not_taken)
             return
         facts: dict[str, Any] = {"code": code, "seconds": self._estimates.unsaved_s(job, handles=False)}
         if not_taken:
-            facts["not_taken"] = f"; {not_taken}: {code} is not among `saved_exit_codes`"
+            by_itself = f": {code} is not among `saved_exit_codes`" if code <= 128 else ""
+            facts["not_taken"] = f"; {not_taken}{by_itself}"
         if (again := job.step - (step or 0)) > 0:
             facts["again"] = f"{again} step{'s' * (again != 1)} done again, "
         if again > 0 or not job.reports:
@@ -111,12 +112,14 @@ class Endings:
             lost = Reason(Why.NOT_SAVED, {**facts, "step": f" of step {step}" if job.reports else ""})
         self.suspended(job, took_s, held=False, lost=lost)
 
-    def suspended(self, job: Job, took_s: float | None, *, held: bool, lost: Reason | None = None) -> None:
+    def suspended(
+        self, job: Job, took_s: float | None, *, held: bool, lost: Reason | None = None, not_taken: str = ""
+    ) -> None:
         """End an attempt that has saved and left: the job starts on its target, or waits. `lost`: it has not
-        saved for that."""
+        saved for that. `not_taken`: it has saved after that too, which does not count, and why."""
         self._estimates.learn_suspend(job, took_s)
         job.suspensions += 1
-        where = " in memory, which is being written to disk," if held else ""
+        where = " in memory, which is being written to disk," if held else f" ({not_taken})" * bool(not_taken)
         self._out.note(job, lost or Reason(Why.SAVED, {"step": job.saved_step or 0, "where": where}))
         if self._out_of_time(job):
             self.timed_out(job, Ended.SUSPENDED)

@@ -147,7 +147,8 @@ class Reports:
         job = self._run.about(event)
         if job is None:
             return
-        nameless = job.saves_by_itself and not job.reports  # nobody knows the steps of its checkpoints
+        # Nobody knows the steps of its checkpoints.
+        nameless = job.saves_by_itself and not job.reports and self._run.rules >= 3
         if event.step < job.current.from_step or nameless:
             self._endings.fell_back(job, event.step)
         self._endings.saved(job, event.step)

@@ -11,7 +11,10 @@ import pytest
 from hpcsched.agent.attempts import WatchedAttempt
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
+from hpcsched.core.actions import Launch, SetTimer
+from hpcsched.core.needs import Needs
 from hpcsched.testing.builders import Driver, a_job
+from hpcsched.testing.launch import FakeLauncher
 
 
 class Ended:
@@ -91,3 +94,27 @@ def saved_step_after(folder, record):
 )
 def test_the_record_of_an_earlier_attempt_does_not_take_back_what_is_saved(tmp_path, record, saved):
     assert saved_step_after(tmp_path, record) == saved
+
+
+def test_a_time_limit_does_not_ring_while_its_job_waits_for_its_modules(monkeypatch):
+    run = Driver(gpus=2)
+    needs = Needs(time_s=1.0, modules=("gcc",))
+    waits, _ = (
+        next(action for action in run.submit(a_job(name, needs=needs)) if isinstance(action, Launch))
+        for name in ("waits", "runs")
+    )
+    with selectors.DefaultSelector() as selector:
+        effects = Effects(
+            machine=run.machine,
+            launcher=FakeLauncher(),
+            site=SimpleNamespace(),
+            clock=SimpleNamespace(now=lambda: 5.0),
+            selector=selector,
+        )
+        effects._waiting.put_off(waits)
+        monkeypatch.setattr(effects._waiting, "again", lambda: iter(()))
+        for job_id in (1, 2):
+            for kind in ("time", "grace"):
+                effects.perform(SetTimer(at=0.0, cause=waits.cause, key=(kind, job_id, 1), due=4.0))
+        rung = sorted(event.key for event in effects.collect())
+    assert rung == [("grace", 1, 1), ("grace", 2, 1), ("time", 2, 1)]

@@ -11,6 +11,7 @@ import pytest
 
 from hpcsched.agent.own_checkpoints import FILE, SETTLED_FILE_S, SETTLED_S, OwnCheckpoints
 from hpcsched.core.model import Restart
+from hpcsched.errors import StoreError
 
 BY_HAND = Restart(checkpoints=("c-*",))
 WITH_LAST = Restart(checkpoints=("c-*",), complete="state")
@@ -251,6 +252,23 @@ def test_a_record_that_cannot_be_read_says_nothing(place: Place, record: bytes) 
     place.saves(10, "a")
     (place.job / FILE).write_bytes(record)
     assert place.at_launch() == 10
+
+
+def test_without_a_record_nothing_is_its_own_after_a_crash(place: Place) -> None:
+    """Its agent was killed before the job had begun."""
+    place.saves(10, "a")
+    place.saves(20, "a")
+    after = place.checkpoints()
+    assert not after.known
+    after.after_a_crash(by_itself=True)
+    assert step(after) is None
+    assert not after.not_taken
+
+
+def test_that_a_job_begins_has_to_be_on_record(place: Place) -> None:
+    place.job.write_text("a file in the way")
+    with pytest.raises((OSError, StoreError)):
+        place.begun()
 
 
 def test_the_step_that_a_dialect_reads(place: Place) -> None:

@@ -30,6 +30,9 @@ def test_an_image_is_a_path_an_address_or_a_name() -> None:
     for runtime, found in (("bubblewrap", "/w/pytorch"), ("enroot", "pytorch"), ("pyxis", "pytorch")):
         named = spec({"image": "pytorch", "runtime": runtime}).container
         assert named == Container(image=found, runtime=runtime)
+    for runtime in ("enroot", "pyxis"):
+        at = spec({"image": "nvcr.io#nvidia/pytorch", "runtime": runtime}).container
+        assert at == Container(image="nvcr.io#nvidia/pytorch", runtime=runtime)
 
 
 def test_a_table_says_more_and_comes_through_the_inbox() -> None:

@@ -245,11 +245,23 @@ def test_what_does_not_count_is_told_though_an_older_one_is_newer_than_the_order
         "a", 3, step=46, not_taken="c-46, written 0 s before its end, may not be whole and does not count"
     )
     assert run.states() == ["SUSPENDED"]
-    (told,) = (note.reason for note in run.job("a").story if note.reason.why is Why.NOT_SAVED)
-    assert str(told).endswith(
-        "c-46, written 0 s before its end, may not be whole and does not count: 3 is not "
-        "among `saved_exit_codes`"
+    (told,) = (str(note.reason) for note in run.job("a").story if note.reason.why is Why.SAVED)
+    assert (
+        told
+        == "saved at step 40 (c-46, written 0 s before its end, may not be whole and does not count) and left"
     )
+    assert not run.job("a").traits.saves.in_vain
+
+
+@pytest.mark.parametrize(("code", "advice"), [(3, ": 3 is not among `saved_exit_codes`"), (143, "")])
+def test_what_does_not_count_is_told_with_the_exit_code_that_would_say_that_it_does(code, advice):
+    run = begun(a_saver())
+    run.suspend("a")
+    run.exits("a", code, step=None, not_taken="c-46 may not be whole and does not count")
+    (told,) = (
+        str(note.reason) for note in run.job("a").story if note.reason.why in (Why.NOT_SAVED, Why.NEVER_SAVED)
+    )
+    assert told.endswith(f"; c-46 may not be whole and does not count{advice}")
 
 
 def test_failures_before_a_newer_checkpoint_do_not_count_whether_its_step_is_known_or_not():

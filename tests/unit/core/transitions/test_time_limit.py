@@ -161,6 +161,17 @@ def test_retry_gives_it_its_time_anew_and_it_goes_on(longer):
     assert driver.states() == ["COMPLETED", "STARTING"]
 
 
+def test_retry_forgets_how_long_starts_before_it_have_waited():
+    driver = Driver(a_timed(), profiles=[PROFILE])
+    driver.now = 30.0
+    driver.tell(ev.StartWaited, 1, seconds=30.0)
+    driver.runs(1)
+    driver.ring("time", 1)
+    driver.leaves(1, 90)
+    driver.retry(1)
+    assert driver.job(1).time_left_s(driver.now) == 120.0
+
+
 def test_the_simulator_ends_it_too():
     machine, _ = simulate([a_job("x", "m", steps=1000, needs=TWO_MINUTES)], [PROFILE], gpus=1)
     job = machine.run.jobs[1]
