@@ -38,18 +38,21 @@ _LOADER_OPTIONS = (
 
 @dataclasses.dataclass
 class _Place:
-    """Where a training is: after `step` steps, in `epoch`, of which all ranks together have had `batches`."""
+    """Where a training is: after `step` steps, in `epoch`, in which its loop over the loader, behind `looks`
+    others that made no step, has had `batches`, of all ranks together."""
 
     step: int = 0
     epoch: int = 0
     batches: int = 0
+    looks: int = 0
 
 
 @dataclasses.dataclass(eq=False)
 class _Pass:
-    """One pass over the loader: `had` batches of the epoch, of all ranks together."""
+    """One pass over the loader, behind `others` in the epoch: `had` batches, of all ranks together."""
 
-    had: int = 0
+    others: int
+    had: int
 
 
 class Elastic:
@@ -75,8 +78,8 @@ class Elastic:
         self._stepped = False
         self._passes: list[_Pass] = []  # under way, such as a look at the samples within a training's
         self._stepping: list[_Pass] = []  # those that were when the optimizer made its step
-        self._training: _Pass | None = None  # that of this epoch's steps
-        self._inside = self._again = False
+        self._begun = 0  # passes in this epoch
+        self._inside = False
         self._rng: dict[str, Any] | None = None
         self._device = _device(parts)
         for part in parts.values():
@@ -124,8 +127,8 @@ class Elastic:
             yield from self._given(self._place.epoch)
             if self._stepped:  # with a batch whose loop is not known to be over
                 self._count()
-            self._place.epoch, self._place.batches = self._place.epoch + 1, 0
-            self._again, self._training = False, None
+            self._place = _Place(self._place.step, self._place.epoch + 1)
+            self._begun = 0
             if self._place.epoch < epochs:
                 self._boundary.act()
         self._inside = False
@@ -154,7 +157,9 @@ class Elastic:
         """Behind the batches that were had before, if it is the one that goes on. Raises ConfigError."""
         if not self._inside:
             raise _cannot("a loop over `loader` outside of `epochs`", "one in each epoch of `epochs`")
-        self._passes.append(this := _Pass(self._place.batches if self._again else 0))
+        others, place = self._begun, self._place
+        self._begun += 1
+        self._passes.append(this := _Pass(others, place.batches if others == place.looks else 0))
         return this
 
     @property
@@ -167,14 +172,11 @@ class Elastic:
         """Of the order of samples."""
         return self._seed
 
-    def begun(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """An iterator over it; in the middle of an epoch, what its beginning draws was drawn before."""
-        again, self._again = self._again, False
-        if not again:
-            return iter(loader)
-        state = rng.capture(self._device)
+    def begun(self, this: _Pass, loader: DataLoader[Any]) -> Iterator[Any]:
+        """An iterator over it; where it goes on, what was drawn at random before it was drawn before."""
         batches = iter(loader)
-        rng.restore(state, self._device)
+        if this.had:
+            self._draw_on()
         return batches
 
     def batch_made(self, this: _Pass, *, last: bool) -> None:
@@ -182,9 +184,13 @@ class Elastic:
         next epoch is asked for, so that what follows the loop is done before. Raises ConfigError."""
         if not self._stepped or this not in self._stepping:
             return
-        if self._training not in (None, this):
-            raise _cannot("steps in two loops over `loader` in an epoch", "in one: the place is that in it")
-        self._training, self._place.batches = this, this.had
+        place = self._place
+        if place.batches and place.looks != this.others:
+            got = (
+                f"steps in loops {place.looks + 1} and {this.others + 1} over `loader` in epoch {place.epoch}"
+            )
+            raise _cannot(got, "in one, the same when a training goes on: the place is that in it")
+        place.looks, place.batches = this.others, this.had
         self._count()
         if not last:
             self._boundary.act()
@@ -214,11 +220,15 @@ class Elastic:
         self._place.step += 1
         self._boundary.made(self._place.step)
 
-    def _begin(self) -> None:
+    def _draw_on(self) -> None:
+        """Have random numbers go on from the checkpoint, if there is one."""
         if self._rng is not None:
             rng.restore(self._rng, self._device)
         elif self.link.checkpoint is not None:
             rng.reseed(self._seed, self._place.step, self.link.rank)
+
+    def _begin(self) -> None:
+        self._draw_on()
         self._stepped = False
         self.link.ready()
 
@@ -239,8 +249,8 @@ class Elastic:
             raise _cannot(f"{sorted(kept['parts'])} in {folder}", f"{sorted(self._parts)}, as they are given")
         for name, part in self._parts.items():
             _inner(part).load_state_dict(kept["parts"][name])
-        self._place = _Place(kept["step"], kept["epoch"], kept["batches"])
-        self._again = self._place.batches > 0
+        looks = kept.get("looks", 0)  # was not kept by earlier versions
+        self._place = _Place(kept["step"], kept["epoch"], kept["batches"], looks)
         if kept["world_size"] == self.link.world_size:
             state = folder / _rng_of(self.link.rank)
             self._rng = torch.load(state, map_location="cpu", weights_only=False)
@@ -277,7 +287,7 @@ class _Loader:
         this = elastic.new_pass()
         self._skip = this.had
         try:
-            for batch in elastic.begun(self._inner):
+            for batch in elastic.begun(this, self._inner):
                 this.had += 1
                 yield batch
                 elastic.batch_made(this, last=this.had == len(self))

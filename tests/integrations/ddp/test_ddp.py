@@ -179,6 +179,41 @@ def test_after_a_last_step_what_follows_is_done(tmp_path: Path, how: str) -> Non
     assert "".join(part.output for part in parts) == whole.output
 
 
+LOOKING = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from hpcsched.integrations.ddp import Elastic
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Dropout(0.5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+elastic = Elastic(model=model, optimizer=optimizer)
+loader = elastic.loader(DataLoader(TensorDataset(torch.randn(12, 4)), batch_size=3, shuffle=True))
+for epoch in elastic.epochs(2):
+    if sys.argv[1:] != ["none"]:
+        next(iter(loader))
+        print("looked at", sum(len(inputs) for (inputs,) in loader), flush=True)
+    for (inputs,) in loader:
+        loss = model(inputs).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(f"step {elastic.step} loss {loss.item()!r}", flush=True)
+"""
+
+
+def test_a_look_at_the_samples_before_the_training_does_not_take_its_place(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(LOOKING)
+    whole = Job(tmp_path / "program.py", tmp_path / "alone").run()
+    assert whole.codes == [0] and whole.losses.keys() == {*range(1, 9)}, whole.output
+    job = Job(tmp_path / "program.py", tmp_path / "job")
+    parts = [job.run(stop_at=2), job.run("none"), job.run()]
+    assert [part.codes for part in parts] == [[75], [1], [0]], parts[-1].output
+    assert "steps in loops 3 and 1 over `loader` in epoch 0" in parts[1].output, "not the third: begun anew"
+    assert parts[2].output.count("looked at 12\n") == 2
+    assert {**parts[0].losses, **parts[2].losses} == whole.losses
+
+
 @pytest.mark.parametrize("kind", ["steps", "epochs"])
 def test_a_loop_that_was_left_by_break_hears_no_order(elastic: type, kind: str) -> None:
     """What follows, such as an evaluation, would never act on it: the signals are given back."""
@@ -204,7 +239,7 @@ def test_one_loop_of_an_epoch_makes_steps(elastic: type) -> None:
             assert len([*loader]) == 3, "it sees all samples, and counts as nothing"
         assert one.step == 3 * (epoch + 1)
     for _ in one.epochs(3):
-        with pytest.raises(ConfigError, match="in two loops"):
+        with pytest.raises(ConfigError, match="in loops 1 and 2"):
             for _ in range(2):
                 for _ in loader:
                     optimizer.step()
