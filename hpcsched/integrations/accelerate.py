@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import accelerate
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from hpcsched.errors import ConfigError
+from hpcsched.integrations.accelerate_place import At, Place
 from hpcsched.integrations.boundary import Boundary, bare
 from hpcsched.integrations.global_batch import accumulation
 from hpcsched.worker.link import Link
 from hpcsched.worker.process import rng
-from hpcsched.worker.process.contract import say, write_atomically
-
-PLACE = "hpcsched.json"
-"""The file in a folder of `save_state` that says where in its data the training is."""
+from hpcsched.worker.process.contract import say
 
 _KINDS = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 _END = object()
@@ -44,7 +43,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
     - draws the order of samples from seed and epoch (`use_seedable_sampler`),
     - in `epochs` takes up the newest checkpoint, saves when it is due, and leaves when told to.
 
-    A step counts as made, and is acted on, when the next batch is asked for; the last one of a loader when
+    A step is an optimizer's, and is acted on when the next batch is asked for; the last one of a loader when
     the next epoch is. Trainings with DeepSpeed or FSDP go on unchanged, and are not suspended.
 
     Raises ConfigError for `use_stateful_dataloader=True`, and for `even_batches=False` with several ranks.
@@ -64,12 +63,12 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     @property
     def completed_steps(self) -> int:
-        """Steps so far, over all attempts; one counts as soon as its last backward pass is done."""
+        """Steps so far, over all attempts; one counts as soon as a prepared optimizer has made it."""
         return self._elastic.place.step + self._elastic.under_way
 
     def epochs(self, epochs: int) -> Iterator[int]:
-        """The numbers of the epochs from 0 on; those that are over are left out, and the first loader loops
-        of the one under way go on behind the batches that it has had.
+        """The numbers of the epochs from 0 on; those that are over are left out, and in the one under way the
+        loader loops that made its steps go on behind the batches that they have had.
 
         Begin it when all is prepared and registered. All ranks do. May raise SystemExit: 75, saved, 74 if it
         could not be.
@@ -84,6 +83,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
                 yield place.epoch
                 self._elastic.count()
                 place.epoch, place.loaders = place.epoch + 1, {}
+                self._elastic.begin_epoch()
                 if place.epoch < epochs:
                     self._elastic.boundary.act()
         except GeneratorExit:  # left by `break` or by an error: other ranks may be anywhere
@@ -102,6 +102,12 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         loader.keep_order()
         return loader
 
+    def prepare_optimizer(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """As accelerate's."""
+        if not isinstance(optimizer, AcceleratedOptimizer):
+            self._elastic.ask(optimizer)
+        return super().prepare_optimizer(optimizer, *args, **kwargs)
+
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """As accelerate's; it advances once a step, whatever the number of processes."""
         prepared = super().prepare_scheduler(scheduler)
@@ -119,8 +125,6 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         """As accelerate's."""
         super().backward(loss, **kwargs)
         self._elastic.computed(loss.detach())
-        if not self._elastic.able:  # then nobody asks at the next batch
-            self._elastic.count()
 
     def log(self, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> None:
         """As accelerate's; the last numbers by name become the job's results at `end_training`."""
@@ -135,59 +139,32 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         super().end_training()
 
 
-@dataclasses.dataclass
-class _Place:
-    """Where a training is: `loaders` has for each that is being iterated in `epoch`, by its number, how many
-    batches all ranks together have had of it, and whether it is through."""
-
-    step: int = 0
-    epoch: int = 0
-    loaders: dict[int, tuple[int, bool]] = dataclasses.field(default_factory=dict)
-    world_size: int = 1
-    seeds: dict[int, int] = dataclasses.field(default_factory=dict)
-
-    def save(self, folder: Path) -> None:
-        write_atomically(folder / PLACE, json.dumps(dataclasses.asdict(self)).encode())
-
-    @classmethod
-    def load(cls, folder: Path) -> _Place:
-        """Raises ConfigError."""
-        try:
-            found = json.loads((folder / PLACE).read_bytes())
-            return cls(
-                step=int(found["step"]),
-                epoch=int(found["epoch"]),
-                loaders={int(key): (int(at), bool(done)) for key, (at, done) in found["loaders"].items()},
-                world_size=int(found["world_size"]),
-                seeds={int(key): int(seed) for key, seed in found["seeds"].items()},
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            accepted = "a folder that hpcsched.integrations.accelerate has saved"
-            raise ConfigError(where=str(folder), key=PLACE, got=repr(error), accepted=accepted) from None
-
-
 class _Elastic:
     """What an `Accelerator` has for hpcsched."""
 
     def __init__(self, accelerator: Accelerator, link: Link) -> None:
         self.link = link
         self.loss: torch.Tensor | None = None
-        """Of the newest backward pass; None while there was none since the last batch."""
+        """Of the newest backward pass; None while there was none since the last step."""
         self.results: dict[str, float] = {}
         self.passes: list[_Pass] = []
         """Those under way: an evaluation's within a training's."""
         self._stepping: list[_Pass] = []
-        """Those that were when `loss` was computed: what ends or begins since is not the step's."""
+        """Those of the newest step: that were under way then, and not only to keep a look."""
+        self._stepped = self._asked = False
         self._accelerator = accelerator
+        self._rng: dict[str, Any] | None = None
         self.boundary = Boundary(link, self._save)
-        self.able = self.link.active and accelerator.distributed_type in _KINDS
+        self._known = accelerator.distributed_type in _KINDS
+        self.able = self.link.active and self._known
         if self.link.active and not self.able and self.link.rank == 0:
             kind = accelerator.distributed_type.value
             say(f"Accelerate with {kind} goes on unchanged: it is not suspended or given more ranks")
         found = self.link.checkpoint if self.able else None
-        self.place = _Place.load(found) if found else _Place()
+        self.place = Place.load(found) if found else Place()
         self.found = found
-        self.resumed: set[int] = set()
+        self._goes_on: dict[int, At] = {}
+        self._begun: Counter[int] = Counter()
 
     # -- the global batch --------------------------------------------------------------------------------
 
@@ -205,7 +182,8 @@ class _Elastic:
         config.use_seedable_sampler = True
         if ranks == 1 or config.split_batches:
             return
-        if micro % ranks == 0:
+        whole = accelerator.gradient_state.sync_with_dataloader  # no step goes on into the next epoch
+        if micro % ranks == 0 and whole:
             accelerator.gradient_accumulation_steps = accumulation(micro, per_device=1, world_size=ranks)
         else:
             config.split_batches = True
@@ -230,13 +208,13 @@ class _Elastic:
                 accelerator.load_state(str(self.found))
             finally:
                 hook.remove()
-            accelerator.step = 0
-            if place.world_size != accelerator.num_processes:
-                rng.reseed(*sorted(place.seeds.values()), place.step, accelerator.process_index)
-            else:  # where Accelerate cannot load its own states of generators it goes on without a word
-                state = torch.load(self.found / self._rng_file, map_location="cpu", weights_only=False)
-                rng.restore(state, accelerator.device)
-            self.resumed = set(place.loaders)
+            accelerator.step = 0  # of an accumulation: a step had been made
+            if place.world_size == accelerator.num_processes:
+                # Where Accelerate cannot load its own states of generators it goes on without a word.
+                self._rng = torch.load(self.found / self._rng_file, map_location="cpu", weights_only=False)
+            self._draw_on()
+        self.begin_epoch()
+        self._goes_on = {**place.loaders}
         place.world_size = accelerator.num_processes
         accelerator.wait_for_everyone()
         self.link.ready()
@@ -245,27 +223,60 @@ class _Elastic:
         """Accelerate's own way of skipping."""
         return accelerate.Accelerator.skip_first_batches(self._accelerator, loader, batches)
 
-    def taken_up(self, source: Any, had: int) -> Iterator[Any]:
-        """The batches of a loader that was left in the middle: what its beginning draws at random was drawn
+    def begin_epoch(self) -> None:
+        """No pass over a loader has begun in it yet."""
+        self._goes_on = {}
+        self._begun.clear()
+
+    def new_pass(self, number: int) -> _Pass:
+        """Over the loader of this number."""
+        others = self._begun[number]
+        self._begun[number] += 1
+        at = self._goes_on.get(number)
+        if at is None or at.others != others:
+            return _Pass(number, others)
+        return _Pass(number, others, at.batches // self.share, at.through, part=True)
+
+    def taken_up(self, source: Any) -> Iterator[Any]:
+        """The batches of a loader that was left in the middle: what was drawn at random before was drawn
         before, and does not count again."""
-        accelerator = self._accelerator
-        accelerator.step = had
-        state = rng.capture(accelerator.device)
         batches = iter(source)
         first = next(batches, _END)
-        rng.restore(state, accelerator.device)
+        self._draw_on()
         if first is not _END:
             yield first
             yield from batches
 
+    def _draw_on(self) -> None:
+        """Have random numbers go on from the checkpoint."""
+        accelerator, place = self._accelerator, self.place
+        if self._rng is not None:
+            rng.restore(self._rng, accelerator.device)
+        else:
+            rng.reseed(*sorted(place.seeds.values()), place.step, accelerator.process_index)
+
     @property
     def under_way(self) -> bool:
-        """Whether a step has been computed that is not counted yet."""
-        return self.loss is not None and bool(self._accelerator.sync_gradients)
+        """Whether a step has been made that is not counted yet."""
+        return self._stepped and bool(self._accelerator.sync_gradients)
+
+    def ask(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have it say when it has made a step."""
+        if self._known:  # others wrap it, or make its steps themselves
+            optimizer.register_step_post_hook(self._note_step)
+            self._asked = True
 
     def computed(self, loss: torch.Tensor) -> None:
         """A backward pass is done."""
-        self.loss, self._stepping = loss, [*self.passes]
+        self.loss = loss
+        if not self._asked:  # no optimizer says when it has made a step
+            self._note_step()
+
+    def _note_step(self, *_: Any) -> None:
+        self._stepped = True
+        self._stepping = [one for one in self.passes if one.part or one.had != one.first]
+        if not self.able:  # then nobody asks at the next batch
+            self.count()
 
     def batch_made(self, this: _Pass, *, act: bool = True) -> None:
         """A batch of this pass has been computed: if a step has been made with it, count that, and save or
@@ -273,21 +284,24 @@ class _Elastic:
         loop is done before."""
         if this not in self._stepping or not self.count():
             return
-        if act and not any(one.through for one in self._stepping):
+        through = [one.through for one in self._stepping if one.part]
+        if act and through and not any(through):
             self.boundary.act()
 
     def count(self) -> bool:
         """Whether a step has been made since this was asked; reports it."""
         place, made = self.place, self.under_way
-        loss, self.loss = self.loss, None
+        self._stepped = False
         if not made:
             return False
+        loss, self.loss = self.loss, None
         place.step += 1
         for one in self._stepping:
-            if place.loaders.get(one.number, (0, False))[1]:
-                got = "steps in two passes over a loader in an epoch"
-                raise _cannot(got, "in one: the place in it is by epoch")
-            place.loaders[one.number] = (one.had * self.share, one.through)
+            # Beside other passes, the first batches may be a look that is kept: the next ones tell.
+            one.part = one.part or one.first > 0 or len(self._stepping) == 1
+            one.first = one.first or one.had
+            if one.part:
+                place.put(one.number, At(one.had * self.share, one.through, one.others))
         self.boundary.made(place.step, loss)
         return True
 
@@ -313,11 +327,15 @@ class _Elastic:
 
 @dataclasses.dataclass(eq=False)
 class _Pass:
-    """One pass over a loader: `had` batches, of this rank, and whether that was all."""
+    """One pass over a loader, behind `others` in the epoch: `had` batches, of this rank, and whether that was
+    all; `first` of them at its first step. `part`: its batches are known to be the steps'."""
 
     number: int
+    others: int
     had: int = 0
     through: bool = False
+    first: int = 0
+    part: bool = False
 
 
 class _Loader:
@@ -362,16 +380,15 @@ class _Loader:
         return _Loader(self._elastic, self._number, self._inner, self._skip + batches)
 
     def __iter__(self) -> Iterator[Any]:
-        elastic, number = self._elastic, self._number
-        at, through = 0, False
-        if again := number in elastic.resumed:
-            elastic.resumed.discard(number)
-            at, through = elastic.place.loaders[number]
-        if through:
+        elastic = self._elastic
+        this = elastic.new_pass(self._number)
+        if this.through:
             return
-        this = _Pass(number, at // elastic.share + self._skip)
+        goes_on = this.part
+        if not goes_on:
+            this.had = self._skip
         source = self._behind(this.had)
-        batches = elastic.taken_up(source, this.had) if again else source
+        batches = elastic.taken_up(source) if goes_on else source
         elastic.passes.append(this)
         try:
             for batch in batches:

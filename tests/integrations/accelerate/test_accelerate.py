@@ -12,6 +12,8 @@ pytest.importorskip("accelerate", reason="Accelerate is not installed")
 
 from adapted import Job, apart, example
 
+from hpcsched.integrations.accelerate_place import PLACE, At, Place
+
 STEPS = ("--steps", "12")
 
 
@@ -66,14 +68,15 @@ def test_without_hpcsched_it_is_accelerates(tmp_path: Path) -> None:
 
 PROGRAM = """
 import sys, torch
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, GradientAccumulationPlugin, set_seed
 from torch.utils.data import DataLoader, TensorDataset
 from hpcsched.integrations.accelerate import Accelerator
 
 micro, workers, split = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "split"
 set_seed(0)
 options = {"dataloader_config": DataLoaderConfiguration(split_batches=True)} if split else {}
-accelerator = Accelerator(gradient_accumulation_steps=micro, **options)
+over_epochs = GradientAccumulationPlugin(num_steps=micro, sync_with_dataloader=sys.argv[3] != "over epochs")
+accelerator = Accelerator(gradient_accumulation_plugin=over_epochs, **options)
 torch.manual_seed(1)
 x = torch.randn(44, 4)
 model = torch.nn.Linear(4, 1)
@@ -111,7 +114,11 @@ def samples(output: str) -> list[tuple[int, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how", [("2", "0", ""), ("2", "2", ""), ("1", "0", ""), ("1", "0", "split"), ("3", "0", "")]
+    "how",
+    [
+        *(("2", "0", ""), ("2", "2", ""), ("1", "0", ""), ("1", "0", "split"), ("3", "0", "")),
+        ("2", "0", "over epochs"),
+    ],
 )
 def test_each_sample_once_an_epoch_and_one_tick_a_step(tmp_path: Path, how: tuple[str, ...]) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
@@ -173,6 +180,61 @@ def test_an_evaluation_within_the_training_loop_is_no_part_of_its_steps(tmp_path
     assert [part.codes for part in parts] == [[75], [75], [0]], parts[-1].output
     assert parts[1].output.splitlines()[-1].startswith("over 0 "), "an epoch's last step: all of it is done"
     assert "".join(part.output for part in parts) == whole.output
+
+
+LOOKING = """
+import sys, torch
+from accelerate.utils import set_seed
+from torch.utils.data import DataLoader, TensorDataset
+from hpcsched.integrations.accelerate import Accelerator
+
+set_seed(0)
+accelerator = Accelerator()
+x = torch.randn(24, 4)
+model = torch.nn.Sequential(torch.nn.Linear(4, 1), torch.nn.Dropout(0.5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(x), batch_size=3, shuffle=True)
+held_out = [DataLoader(TensorDataset(x), batch_size=size) for size in (24, 6)]
+model, optimizer, loader, *held_out = accelerator.prepare(model, optimizer, loader, *held_out)
+for epoch in accelerator.epochs(2):
+    if sys.argv[1:] != ["none"]:
+        next(iter(loader))
+        print("looked at", sum(len(inputs) for (inputs,) in loader), flush=True)
+    kept = [iter(one) for one in held_out]
+    print("kept", [next(one)[0].sum().item() for one in kept], flush=True)
+    had = []
+    for (inputs,) in loader:
+        loss = model(inputs).square().mean() / 2
+        accelerator.backward(loss)
+        had.append(loss.item())
+        if len(had) == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+            print(f"step {accelerator.completed_steps} loss {sum(had)!r}", flush=True)
+            had = []
+"""
+
+
+def test_a_look_at_samples_does_not_take_the_trainings_place(tmp_path: Path) -> None:
+    """Steps of two batches, which the program itself accumulates, and iterators that are kept beside."""
+    (tmp_path / "program.py").write_text(LOOKING)
+    whole = Job(tmp_path / "program.py", tmp_path / "alone").run()
+    assert whole.codes == [0] and whole.losses.keys() == {*range(1, 9)}, whole.output
+    job = Job(tmp_path / "program.py", tmp_path / "job")
+    parts = [job.run(stop_at=1), job.run("none"), job.run(stop_at=3), job.run()]
+    assert [part.codes for part in parts] == [[75], [1], [75], [0]], parts[-1].output
+    assert parts[0].losses.keys() == {1, 2}, "after the first step none knows what the others are for"
+    assert "steps in loops 3 and 1 over a loader in epoch 0" in parts[1].output
+    del parts[1]
+    assert {key: loss for part in parts for key, loss in part.losses.items()} == whole.losses
+    looks = [line for part in parts for line in part.output.splitlines() if not line.startswith("step")]
+    assert {*looks} == {line for line in whole.output.splitlines() if not line.startswith("step")}
+
+
+def test_the_place_that_an_earlier_version_has_saved_is_behind_no_look(tmp_path: Path) -> None:
+    kept = {"step": 3, "epoch": 1, "loaders": {"0": [2, False]}, "world_size": 1, "seeds": {}}
+    (tmp_path / PLACE).write_text(json.dumps(kept))
+    assert Place.load(tmp_path).loaders == {0: At(2, False, others=0)}
 
 
 ORDER = """
