@@ -18,7 +18,6 @@ from typing import Any
 
 import accelerate
 import torch
-from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
@@ -104,9 +103,10 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def prepare_optimizer(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """As accelerate's."""
-        if not isinstance(optimizer, AcceleratedOptimizer):
+        prepared = super().prepare_optimizer(optimizer, *args, **kwargs)
+        if prepared is not optimizer and not self.has_lomo_optimizer:  # LOMO's steps are made in `backward`
             self._elastic.ask(optimizer)
-        return super().prepare_optimizer(optimizer, *args, **kwargs)
+        return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """As accelerate's; it advances once a step, whatever the number of processes."""
