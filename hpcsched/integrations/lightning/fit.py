@@ -12,7 +12,7 @@ import torch.distributed as dist
 from hpcsched.contract import exits
 from hpcsched.integrations.agreement import Agreement
 from hpcsched.integrations.leaving import end_quickly
-from hpcsched.integrations.lightning import loggers, loops
+from hpcsched.integrations.lightning import frozen, loggers, loops
 from hpcsched.integrations.lightning.batches import Position, shared, unsuited
 from hpcsched.integrations.lightning.framework import pl
 from hpcsched.worker.link import Link, Wish
@@ -45,6 +45,7 @@ class Fit:
         self._offset = 0  # steps of earlier fits, where the trainer does not count them itself
         self._step = 0
         self._rngs: list[dict[str, Any]] = []
+        self._trained: dict[str, bool] = {}
         self._ours: dict[str, Any] = {}
         self._check_ranks()
         self._count_batches()
@@ -166,6 +167,7 @@ class Fit:
         self._position.epoch, self._position.batches = state["epoch"], state["batches"]
         if self._resumed:
             self._rngs = state["rngs"]
+            self._trained = state.get("trained", {})  # older versions have not kept it
             self._offset = state["offset"]
             self._trainer.should_stop = state["should_stop"]
 
@@ -214,8 +216,9 @@ class Fit:
     def _between_steps(self) -> None:
         trainer = self._trainer
         if self._resumed:
+            frozen.restore(trainer.lightning_module, self._trained)
             loops.end_restart(trainer)
-            loops.go_on_averaging(trainer)
+            loops.begin_epoch_again(trainer)
             self._restore_rng()
             self._resumed = False
         step = self._offset + trainer.global_step
@@ -259,6 +262,7 @@ class Fit:
         trainer = self._trainer
         self._ours = {
             "rngs": _of_all_ranks(rng.capture(trainer.strategy.root_device)),
+            "trained": frozen.capture(trainer.lightning_module),
             "offset": self._offset,
             "should_stop": trainer.should_stop,
         }

@@ -66,14 +66,23 @@ def end_restart(trainer: Any) -> None:
         loop._restarting = False
 
 
-def go_on_averaging(trainer: Any) -> None:
-    """Have StochasticWeightAveraging put its learning rates in place, which it does when an epoch begins.
+def begin_epoch_again(trainer: Any) -> None:
+    """Have callbacks and the module hear that an epoch begins where it was cut in two.
 
-    From Lightning 2.5 on no callback hears that in an epoch that was cut in two.
+    What many set in place then is in no checkpoint: an accumulation, a schedule, what is trained. Up to
+    Lightning 2.4 they hear it in any case. A BaseFinetuning does not: all of its own is loaded, and what it
+    multiplies by (a learning rate) would count twice.
     """
-    for one in trainer.callbacks:
-        if isinstance(one, pl.callbacks.StochasticWeightAveraging) and one._swa_scheduler is None:
-            one.on_train_epoch_start(trainer, trainer.lightning_module)
+    fit, callbacks = trainer.fit_loop, trainer.callbacks
+    if not (getattr(fit, "restarted_mid_epoch", False) or getattr(fit, "restarted_on_epoch_end", False)):
+        return
+    call = pl.trainer.call
+    trainer.callbacks = [one for one in callbacks if not isinstance(one, pl.callbacks.BaseFinetuning)]
+    try:
+        call._call_callback_hooks(trainer, "on_train_epoch_start")
+    finally:
+        trainer.callbacks = callbacks
+    call._call_lightning_module_hook(trainer, "on_train_epoch_start")
 
 
 def loss_of(trainer: Any, outputs: Any) -> Any:

@@ -6,7 +6,7 @@ import json
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,29 @@ class Gan(Net):
         return torch.optim.AdamW(self.net.parameters()), torch.optim.SGD(self.other.parameters(), lr=0.1)
 
 
+class Head(Net):
+    """Has a backbone, which a callback may have trained later."""
+
+    def __init__(self, seen: list[Any], stops: Sequence[int] = (), **_: Any) -> None:
+        super().__init__(seen, stops)
+        self.backbone = nn.Sequential(self.net[0], nn.BatchNorm1d(16))
+        self.net = nn.Sequential(self.backbone, *self.net[1:])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW((one for one in self.parameters() if one.requires_grad), lr=1e-2)
+
+
+class Thaw(pl.Callback):
+    """As people write it: what is trained is put in place when an epoch begins."""
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        module.net[0].requires_grad_(False)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if trainer.current_epoch == 1:
+            module.net[0].requires_grad_(True)
+
+
 def of(seen: Sequence[Any], kind: str) -> list[Any]:
     return [one for one in seen if one[0] == kind]
 
@@ -165,7 +188,7 @@ class Job:
         model: Any = Net,
         data: Any = loader,
         plateau: bool = False,
-        averaged: bool = False,
+        more: Callable[[], pl.Callback] | None = None,
         **options: Any,
     ) -> list[Any]:
         """Train to the end, in as many attempts as it takes; all that was seen."""
@@ -173,9 +196,8 @@ class Job:
             self.begin()
             pl.seed_everything(7)
             saves = pl.callbacks.ModelCheckpoint(every_n_train_steps=3, save_last=True, save_top_k=-1)
-            mean = pl.callbacks.StochasticWeightAveraging(0.3, swa_epoch_start=2, annealing_epochs=2)
-            more = [mean] if averaged else []
-            trainer = trainer_of(self.folder, saves, *more, HpcschedCallback(), **options)
+            callbacks = [saves, more()] if more else [saves]
+            trainer = trainer_of(self.folder, *callbacks, HpcschedCallback(), **options)
             self.model = model(self.seen, stops, plateau=plateau)
             try:
                 trainer.fit(self.model, data(), loader(8, shuffle=False))
