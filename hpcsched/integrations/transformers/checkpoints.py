@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 from transformers import Trainer, trainer_utils
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from hpcsched.integrations.agreement import Agreement
@@ -22,8 +24,8 @@ class Checkpoints:
     """Puts each checkpoint of a Trainer on record, and deletes older ones only then.
 
     `note` makes what is written beside it; all ranks call it. `cannot_save` is called where the training is
-    to leave, and why it cannot be saved. `last`: the checkpoint that the training goes on from, of which
-    `extra` says whether it is only there for us.
+    to leave, and why it cannot be saved; `failed` where it goes on without this one. `last`: the checkpoint
+    that the training goes on from, of which `extra` says whether it is only there for us.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Checkpoints:
         agree: Agreement,
         note: Callable[[], Note],
         cannot_save: Callable[[str], NoReturn],
+        failed: Callable[[], None],
         last: Path | None,
         extra: bool,
     ) -> None:
@@ -44,8 +47,13 @@ class Checkpoints:
         self.step = -1
         """Step of the newest one that this process has put on record. All ranks know it."""
         self._trainer, self._link, self._agree = trainer, link, agree
-        self._note, self._cannot_save = note, cannot_save
+        self._note, self._cannot_save, self._failed = note, cannot_save, failed
+        self._asked = -1  # step of the newest one that the Trainer's arguments have asked for
         self._aside: Path | None = None
+        if last is not None and last.name.startswith("."):  # an attempt has died while it saved it again
+            self._aside, last = last, last.with_name(last.name[1:])
+            if trainer.args.should_save:
+                self._put_back(self._aside, last, link.step)
         self._former = last if extra else None
         self._save = trainer._save_checkpoint
         trainer._save_checkpoint = self._save_on_record
@@ -57,10 +65,10 @@ class Checkpoints:
         if trainer.args.save_strategy == SaveStrategy.BEST and trainer.state.best_global_step == step:
             self.extra = False  # the evaluation has asked for it since
         note = self._note()
-        note.extra = self.extra
+        note.extra = self.extra and step != self._asked  # this one stays, though we have it written again
         error = self._together(lambda: self._write(folder, note, model, trial, **others))
         if error and trainer.args.should_save:
-            shutil.rmtree(folder, ignore_errors=True)
+            self._take_back(folder, step)
         samples = step * note.global_batch
         error = error or self._together(lambda: self._link.saved(step, folder, samples=samples))
         if error and self.stopping:
@@ -68,10 +76,13 @@ class Checkpoints:
         if error:
             if self._link.rank == 0:
                 say(f"step {step}: periodic checkpoint failed, training goes on: {error}")
+            self._failed()
             return
         self.step = step
+        if not note.extra:
+            self._asked = step
         if trainer.args.should_save:
-            self._delete_older(folder)
+            self._delete_older(folder, extra=note.extra)
 
     def _together(self, act: Callable[[], None]) -> str:
         """All ranks do it; returns what went wrong, on all of them, or nothing.
@@ -96,12 +107,14 @@ class Checkpoints:
         trainer = self._trainer
         try:
             if trainer.args.should_save:
-                self._aside = self._set_aside(folder, trainer.state.global_step)
+                self._make_room(folder, trainer.state.global_step)
         finally:
             trainer.accelerator.wait_for_everyone()
         with self._arguments():
             self._save(model, trial, **others)
         if trainer.args.should_save:
+            if (folder / TRAINING_ARGS_NAME).exists():
+                torch.save(trainer.args, folder / TRAINING_ARGS_NAME)  # as the program has them
             note.write(folder)
 
     @contextlib.contextmanager
@@ -117,31 +130,49 @@ class Checkpoints:
         finally:
             args.save_total_limit, args.save_strategy = asked
 
-    def _set_aside(self, folder: Path, step: int) -> Path | None:
+    def _make_room(self, folder: Path, step: int) -> None:
         """Make room for a checkpoint of which there is one, by an attempt that died or by this one."""
         if not folder.exists():
-            return None
-        aside = None
+            return
         if self._link.checkpoint is not None and self._link.checkpoint.resolve() == folder.resolve():
             # On record, so it stays while it is written again: under a name that no framework looks for.
-            aside = folder.with_name(f".{folder.name}")
-            shutil.rmtree(aside, ignore_errors=True)
-            shutil.copytree(folder, aside, copy_function=os.link)
-            self._link.saved(step, aside)
+            self._aside = folder.with_name(f".{folder.name}")
+            self._copy(folder, self._aside, step)
         shutil.rmtree(folder)
-        return aside
 
-    def _delete_older(self, folder: Path) -> None:
+    def _take_back(self, folder: Path, step: int) -> None:
+        """Remove what could not be written; what was set aside for it is there again."""
+        shutil.rmtree(folder, ignore_errors=True)
+        aside = self._aside
+        if aside is not None and aside.name == f".{folder.name}" and self._put_back(aside, folder, step):
+            shutil.rmtree(aside, ignore_errors=True)
+            self._aside = None
+
+    def _put_back(self, aside: Path, folder: Path, step: int) -> bool:
+        try:
+            self._copy(aside, folder, step)
+        except OSError:  # then it is on record as it is
+            return False
+        return True
+
+    def _copy(self, folder: Path, to: Path, step: int) -> None:
+        """Have what is on record under another name, too, and have that on record."""
+        shutil.rmtree(to, ignore_errors=True)
+        shutil.copytree(folder, to, copy_function=os.link)
+        self._link.saved(step, to)
+
+    def _delete_older(self, folder: Path, *, extra: bool) -> None:
         trainer = self._trainer
         best = trainer.state.best_model_checkpoint
         if self._aside is not None:
             shutil.rmtree(self._aside, ignore_errors=True)
+            self._aside = None
         if self._former is not None and self._former.resolve() not in (
             folder.resolve(),
             Path(best or ".").resolve(),
         ):
             shutil.rmtree(self._former, ignore_errors=True)
-        self._former = folder if self.extra else None
+        self._former = folder if extra else None
         if hasattr(trainer, "_rotate_checkpoints"):  # transformers 4
             trainer._rotate_checkpoints(use_mtime=True, output_dir=str(folder.parent))
         else:

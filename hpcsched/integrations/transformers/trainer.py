@@ -70,9 +70,11 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
             agree=self._agree,
             note=self._note,
             cannot_save=self._cannot_save,
+            failed=self._save_failed,
             last=self._found,
             extra=extra,
         )
+        self._hearers: list[TrainerCallback] = []
         self._train, trainer.train = trainer.train, self._resuming_train
 
     # -- events --------------------------------------------------------------------------------
@@ -102,21 +104,25 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
         self._checkpoints.stopping = bool(self._wish & Wish.STOP)
         # What belongs to the end of an epoch (evaluation, logs) would never be done after a resume from here.
         self._at_epoch_end = state.epoch is not None and float(state.epoch).is_integer()
-        if not self._at_epoch_end:
-            self._act(state, control)
+        if not self._at_epoch_end and self._wish and not _over(state, control):
+            self._ask(control)
         return control
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         self._at_epoch_end = False
-        self._act(state, control)
+        # The end of the training is also one of an epoch. Where its last step is not saved, it is now.
+        if self._checkpoints.step != state.global_step if _over(state, control) else self._wish:
+            self._ask(control)
         return control
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._checkpoints.extra = False
+        if self._hearers:
+            self._trainer.callback_handler.callbacks, self._hearers = self._hearers, []
         if self._at_epoch_end:
             return
         wish, self._wish = self._wish, Wish.NOTHING
@@ -137,11 +143,14 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
 
     # -- what they do --------------------------------------------------------------------------
 
-    def _act(self, state: TrainerState, control: TrainerControl) -> None:
-        if not self._wish or control.should_training_stop or state.global_step >= state.max_steps:
-            return
+    def _ask(self, control: TrainerControl) -> None:
         self._checkpoints.extra = not control.should_save
         control.should_save = True
+
+    def _save_failed(self) -> None:
+        """No other callback is to hear of a checkpoint that is not there: see `on_save`, which comes next."""
+        handler = self._trainer.callback_handler
+        self._hearers, handler.callbacks = handler.callbacks, [self]
 
     def _leave(self) -> NoReturn:
         self._close_loggers()
@@ -222,6 +231,11 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
 
 class _Trained(Exception):
     """The checkpoint is that of the end of the training."""
+
+
+def _over(state: TrainerState, control: TrainerControl) -> bool:
+    """Whether this is the last step."""
+    return bool(control.should_training_stop or state.global_step >= state.max_steps)
 
 
 def _last_loss(state: TrainerState) -> float | None:

@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+import torch
 import transformers
 from transformers import EarlyStoppingCallback, TrainerCallback
 
@@ -115,9 +116,45 @@ def test_a_checkpoint_on_record_stays_while_its_step_is_saved_again(
         trainer.train()
     assert saves == [7, 7] and left.value.code == 74
     assert Path(job.state["checkpoint"], "trainer_state.json").exists()
+    assert checkpoints(job) == ["checkpoint-7"]
     again = job.begin()
     job.train(again)
     assert again.state.global_step == 20
+
+
+def test_one_that_was_set_aside_when_the_attempt_died_is_there_again(job: Job) -> None:
+    assert job.train(job.begin(stops=(7,), save_steps=7)) is None
+    folder = job.folder / "out" / "checkpoint-7"
+    aside = folder.rename(folder.with_name(".checkpoint-7"))
+    (folder / "half").mkdir(parents=True)
+    record = job.folder / "job" / "STATE.json"
+    record.write_text(json.dumps({**job.state, "checkpoint": str(aside)}))
+    again = job.begin(save_steps=7)
+    assert Path(job.state["checkpoint"]) == folder and not (folder / "half").exists()
+    assert job.train(again) is not None and again.state.global_step == 20
+    assert checkpoints(job) == ["checkpoint-14", "checkpoint-20", "checkpoint-7"]
+
+
+@pytest.mark.parametrize("every", ["0", "1000"])
+@pytest.mark.parametrize("stops", [(), (7, 14)])
+def test_what_the_arguments_ask_for_at_the_end_of_an_epoch_stays(
+    job: Job, stops: tuple[int, ...], every: str
+) -> None:
+    """It is written once more, by us, when all that belongs to the epoch's end is done."""
+    job.patch.setenv("HPCSCHED_CHECKPOINT_EVERY_S", every)
+    job.through(stops=stops, max_steps=17, save_steps=7)
+    assert checkpoints(job) == ["checkpoint-14", "checkpoint-17", "checkpoint-7"]
+
+
+def checkpoints(job: Job) -> list[str]:
+    return sorted(one.name for one in (job.folder / "out").iterdir())
+
+
+def test_a_checkpoint_has_the_arguments_of_the_program(job: Job) -> None:
+    trainer = job.begin(stops=(3,), save_steps=5, save_total_limit=2)
+    assert job.train(trainer) is None
+    kept = torch.load(job.folder / "out" / "checkpoint-3" / "training_args.bin", weights_only=False)
+    assert (kept.save_strategy, kept.save_total_limit) == ("steps", 2)
 
 
 def test_a_newer_checkpoint_that_is_not_on_record_is_left_alone(job: Job) -> None:
@@ -157,7 +194,7 @@ def test_what_the_script_resumes_from_is_taken_at_first(job: Job) -> None:
 
 def test_checkpoints_that_only_we_want_do_not_stay(job: Job) -> None:
     job.through(stops=(3, 5, 11), save_strategy="no")
-    assert [one.name for one in (job.folder / "out").iterdir()] == ["checkpoint-11"]
+    assert checkpoints(job) == ["checkpoint-20"]
 
 
 def test_save_total_limit_counts_what_is_on_record(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +231,7 @@ def test_a_periodic_checkpoint(job: Job) -> None:
 
     trainer.add_callback(Looks())
     assert job.train(trainer) is not None
-    assert steps == [1, 2, 3, 4, 5]
+    assert steps == [1, 2, 3, 4, 5, 6]  # and the last one
 
 
 def test_a_full_disk_ends_no_training(job: Job, monkeypatch: Any, capfd: pytest.CaptureFixture[str]) -> None:
@@ -204,16 +241,23 @@ def test_a_full_disk_ends_no_training(job: Job, monkeypatch: Any, capfd: pytest.
     save = trainer._save_optimizer_and_scheduler
 
     def dies(*more: Any) -> None:
-        if trainer.state.global_step in (1, 5):
+        if trainer.state.global_step in (1, 6):
             raise RuntimeError("the disk is full")
         save(*more)
 
+    class Uploads(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            heard.append(checkpoints(job))
+
+    heard: list[list[str]] = []
+    trainer.add_callback(Uploads())
     monkeypatch.setattr(trainer, "_save_optimizer_and_scheduler", dies)
     assert job.train(trainer) is not None
     said = capfd.readouterr().err
-    for step in (1, 5):
+    for step in (1, 6):
         assert f"step {step}: periodic checkpoint failed, training goes on: RuntimeError: the disk" in said
-    assert job.state["step"] == 4 and [one.name for one in (job.folder / "out").iterdir()] == ["checkpoint-4"]
+    assert job.state["step"] == 5 and checkpoints(job) == ["checkpoint-5"]
+    assert heard == [[f"checkpoint-{step}"] for step in (2, 3, 4, 5)]
 
 
 @pytest.mark.parametrize("how", [{"save_strategy": "no"}, {"save_steps": 5}])
@@ -310,11 +354,17 @@ def test_callbacks_that_are_added_later_have_their_say(job: Job) -> None:
     class Logger(Closes):
         __module__ = "transformers.integrations.of_a_kind"
 
+    class Mine(Logger):
+        """Made of it in a program."""
+
+        __module__ = "program"
+
     trainer.add_callback(StopAfter((5,)))
     trainer.add_callback(Logger())
+    trainer.add_callback(Mine())
     trainer.add_callback(Closes())  # may merge a model, or upload it: the training has not ended
     assert job.train(trainer) is None
-    assert closed == ["Logger"]
+    assert closed == ["Logger", "Mine"]
     assert job.state["step"] == 5
 
 
@@ -376,8 +426,9 @@ def test_all_done_is_not_a_step_more(job: Job) -> None:
     assert again.evaluate()["eval_loss"] < 2.5
 
 
-def test_it_leaves_an_evaluation_after_the_training(job: Job) -> None:
-    trainer = job.begin(save_steps=10)
+@pytest.mark.parametrize("how", [{"save_steps": 10}, {"save_strategy": "no"}])
+def test_it_leaves_an_evaluation_after_the_training(job: Job, how: dict[str, Any]) -> None:
+    trainer = job.begin(**how)
     job.train(trainer)
     os.kill(os.getpid(), signal.SIGTSTP)
     with pytest.raises(SystemExit) as left:
