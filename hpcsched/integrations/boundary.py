@@ -46,8 +46,10 @@ class Boundary:
             if error:
                 self._link.cannot_save(error)
             self._link.leave()
-        if error and self._link.rank == 0:
-            say(f"step {step}: periodic checkpoint failed, training goes on: {error}")
+        if error:
+            self._link.not_saved()
+            if self._link.rank == 0:
+                say(f"step {step}: periodic checkpoint failed, training goes on: {error}")
 
     def end(self, step: int) -> None:
         """After the last step: save, so that what follows begins here if it is ended; nothing is wanted any

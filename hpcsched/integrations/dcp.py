@@ -76,6 +76,7 @@ class Elastic:
         except Exception as error:  # of a storage of any kind
             if leave:
                 self._link.cannot_save(error)
+            self._link.not_saved()
             if self._link.rank == 0:
                 say(f"periodic checkpoint failed, training goes on: {error}")
         if leave:

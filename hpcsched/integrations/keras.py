@@ -167,6 +167,7 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
             why = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if wishes & Wish.STOP:
                 self._link.cannot_save(why)
+            self._link.not_saved()
             say(f"step {self._step}: periodic checkpoint failed, training goes on: {why}")
         if wishes & Wish.STOP:
             self._link.leave()

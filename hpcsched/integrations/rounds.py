@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hpcsched.contract import exits
 from hpcsched.errors import ConfigError
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say, write_atomically
@@ -78,9 +77,10 @@ class Rounds:
         try:
             self._save(step)
         except OSError as error:
-            say(f"round {step} could not be saved: {error}")
             if wishes & Wish.STOP:
-                raise SystemExit(exits.CANNOT_SAVE) from None
+                self.link.cannot_save(error)
+            self.link.not_saved()
+            say(f"round {step}: periodic checkpoint failed, training goes on: {error}")
         if wishes & Wish.STOP:
             self.link.leave()
 

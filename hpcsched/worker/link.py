@@ -43,7 +43,7 @@ class Wish(IntFlag):
 @dataclass(eq=False, slots=True)
 class _OnRecord:
     """What all links of this process have said, as the agent hears one program: `state` is of the newest
-    checkpoint, `saved_at` on the monotonic clock."""
+    checkpoint; `saved_at`, on the monotonic clock, of the last try to save."""
 
     env: JobEnv | None
     progress: ProgressWriter
@@ -170,7 +170,7 @@ class Link:
         """What is wanted of this rank after this step. A rank alone must not act on it.
 
         STOP: it was told so by a signal or the stop file, or the agent has gone. SAVE: so many seconds have
-        passed since the last `saved` as the job file says.
+        passed since the last `saved` or `not_saved` as the job file says.
         """
         if self.env is None or self._closed:
             return Wish.NOTHING
@@ -212,6 +212,13 @@ class Link:
         self._record.saved_at = time.monotonic()
         if self.env:
             self._record.state = State(step=step, samples=samples, checkpoint=str(found))
+
+    def not_saved(self) -> None:
+        """A periodic checkpoint has failed, and the training goes on: the next one is due in its time.
+
+        Without it Wish.SAVE is there after each step until one is `saved`.
+        """
+        self._record.saved_at = time.monotonic()
 
     def leave(self) -> NoReturn:
         """Leave, saved: raises SystemExit with the exit code that says so.

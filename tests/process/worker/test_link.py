@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,6 +143,18 @@ def test_a_periodic_checkpoint_is_due_on_rank_0(job: Path, monkeypatch: pytest.M
     monkeypatch.setenv("HPCSCHED_RANK", "1")
     monkeypatch.setenv("HPCSCHED_WORLD_SIZE", "2")
     assert Link().wishes() is Wish.NOTHING
+
+
+def test_one_that_failed_is_due_again_in_its_time(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCSCHED_CHECKPOINT_EVERY_S", "10")
+    link = Link()
+    now = time.monotonic()
+    for later, wish in [(11, Wish.SAVE), (12, Wish.SAVE), (21, Wish.NOTHING), (23, Wish.SAVE)]:
+        monkeypatch.setattr(time, "monotonic", lambda later=later: now + later)
+        assert link.wishes() is wish
+        if later == 12:
+            link.not_saved()
+    assert not (job / "STATE.json").exists()
 
 
 def test_two_links_hear_the_same_and_one_may_close(job: Path) -> None:

@@ -79,6 +79,25 @@ def test_a_periodic_save_that_fails_ends_nothing(tmp_path: Path, ranks: int) -> 
     assert kept == ["step-4-attempt-1", "step-5-attempt-1"]
 
 
+def test_one_that_fails_is_tried_again_in_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"JOB_ID": "1", "ATTEMPT": "1", "JOB_DIR": str(tmp_path), "RUN_DIR": str(tmp_path)}
+    for name, value in {**told, "CHECKPOINT_EVERY_S": "1000"}.items():
+        monkeypatch.setenv(f"HPCSCHED_{name}", value)
+    link, tried = Link(), []
+
+    def save(place: Path) -> None:
+        tried.append(place)
+        raise OSError("no room")
+
+    boundary = Boundary(link, save)
+    link._record.saved_at -= 1001
+    for step in range(1, 5):
+        boundary.made(step)
+        boundary.act()
+    link.close()
+    assert len(tried) == 1
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_one_that_was_to_leave_and_cannot_save_says_so_on_all_ranks(tmp_path: Path, ranks: int) -> None:
     assert play(ranks, tmp_path, Wish.STOP | Wish.SAVE) == [74] * ranks
