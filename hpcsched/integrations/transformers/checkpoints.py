@@ -74,6 +74,7 @@ class Checkpoints:
         if error and self.stopping:
             self._cannot_save(error)
         if error:
+            self._link.not_saved()
             if self._link.rank == 0:
                 say(f"step {step}: periodic checkpoint failed, training goes on: {error}")
             self._failed()
