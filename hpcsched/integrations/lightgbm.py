@@ -76,7 +76,7 @@ def train(
         num_boost_round = int(_taken(params, "num_iterations", num_boost_round))
         callbacks = _told(rounds, training, num_boost_round, [*(callbacks or ()), *_stopping(params)])
         if why := _why_not(params, train_set):
-            say(f"LightGBM cannot go on with this model, so it is not suspended: {why}")
+            rounds.never(f"LightGBM cannot go on with this model, so it is not suspended: {why}")
         else:
             rounds.ready()
     if training.done:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,9 @@ from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say, write_atomically
 
 _ABOUT = "trainings.json"
+
+_PART = 0.1
+"""The part of the time that saving at the ends of trainings may take: a program can make hundreds."""
 
 
 @dataclass
@@ -37,7 +41,7 @@ class Rounds:
     """All trainings of this process, in the order in which it makes them; `current()` is the one there is.
 
     A program that goes on makes the same calls anew: those that had ended give back what they ended with,
-    and the one that was interrupted goes on.
+    and the one that was interrupted goes on. Signals are taken while one is made, not before and after it.
     """
 
     def __init__(self, link: Link) -> None:
@@ -52,16 +56,25 @@ class Rounds:
         self.link = link
         self._saved = _read(link.checkpoint) if link.checkpoint else []
         self._made: list[Training] = []
+        self._saved_at = self._took = 0.0
 
     def begin(self) -> Training:
         """The training of this call: as it was saved, or a new one."""
         at = len(self._made)
         self._made.append(self._saved[at] if at < len(self._saved) else Training())
+        self.link.close()
+        if not self._made[-1].ended:
+            self.link = Link()  # hears what is wanted from now on
         return self._made[-1]
 
     def ready(self) -> None:
         """This training can be suspended from now on; the program is one process, whatever devices it has."""
         self.link.ready(parallel=False)
+
+    def never(self, why: str) -> None:
+        """This training cannot be suspended: says why; an order to leave ends it."""
+        say(why)
+        self.link.close()
 
     def after(self, training: Training, model: Callable[[], bytes], loss: float | None) -> None:
         """A round is done, and it was not the last one: report it, save when due, leave when asked to.
@@ -85,11 +98,20 @@ class Rounds:
             self.link.leave()
 
     def end(self, training: Training, model: bytes) -> None:
-        """The training is over: `model` is what it gives to the program."""
-        training.model, training.ended = model, True
-        self.link.report(sum(each.done for each in self._made))
+        """The training is over: `model` is what it gives to the program. Nothing is wanted any more."""
+        step = sum(each.done for each in self._made)
+        self.link.report(step)
+        if not training.ended:
+            training.model, training.ended = model, True
+            if (time.monotonic() - self._saved_at) * _PART >= self._took:
+                try:
+                    self._save(step)
+                except OSError as error:
+                    say(f"round {step}: the end of the training could not be saved: {error}")
+        self.link.close()
 
     def _save(self, step: int) -> None:
+        began = time.monotonic()
         folder, env = self.link.checkpoint_dir, self.link.env
         assert folder is not None and env is not None  # else nothing is wished
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,6 +120,8 @@ class Rounds:
         self.link.saved(step, path)
         for old in sorted(folder.glob("round-*.zip"))[: -env.keep]:
             old.unlink()
+        self._saved_at = time.monotonic()
+        self._took = self._saved_at - began
 
 
 @lru_cache(maxsize=1)

@@ -84,16 +84,22 @@ def train(
             callbacks=[_Round(rounds, training, num_boost_round, told)],
             **more,
         )
-        rounds.end(training, bytes(booster.save_raw("ubj")))
+    rounds.end(training, bytes(booster.save_raw("ubj")))
     if evals_result is not None:
         evals_result.update(training.history or {})
     return booster
 
 
 def fit(model: xgb.XGBModel, x: Any, y: Any, **options: Any) -> xgb.XGBModel:
-    """`model.fit(x, y, ...)` of XGBoost's models for scikit-learn, which can be suspended and goes on."""
+    """`model.fit(x, y, ...)` of XGBoost's models for scikit-learn, which can be suspended and goes on.
+
+    Random forests (XGBRF...) are fitted as they are.
+    """
     rounds = current()
     if not rounds.link.active:
+        return model.fit(x, y, **options)
+    if isinstance(model, (xgb.XGBRFClassifier, xgb.XGBRFRegressor)):
+        rounds.never(f"{type(model).__name__} is made in one round, so it is not suspended")
         return model.fit(x, y, **options)
     training = rounds.begin()
     total = model.get_num_boosting_rounds()

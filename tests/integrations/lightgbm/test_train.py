@@ -14,6 +14,7 @@ lgb = pytest.importorskip("lightgbm", reason="LightGBM is not installed")
 from attempts import Attempts  # noqa: E402
 
 from hpcsched.contract import files  # noqa: E402
+from hpcsched.contract.state import State  # noqa: E402
 from hpcsched.integrations import rounds  # noqa: E402
 from hpcsched.integrations.lightgbm import train  # noqa: E402
 
@@ -150,8 +151,21 @@ def test_a_forest_is_not_suspended(tmp_path: Path, capfd: pytest.CaptureFixture[
     data = samples(0)
     (_, _), attempts = in_attempts(tmp_path, lambda: (train({**PARAMS, **forest}, data, 5), None))
     assert attempts.codes == []
+    assert State.decode((tmp_path / files.STATE).read_bytes()).step == 5
     assert "is not suspended: its random forests are made in one go" in capfd.readouterr().err
     assert not (tmp_path / files.ready(1)).exists()
+
+
+def test_a_forest_is_not_saved_in_its_midst(tmp_path: Path) -> None:
+    """LightGBM could not go on from there."""
+    forest = {"boosting_type": "rf", "bagging_fraction": 0.5, "bagging_freq": 1}
+
+    def dies(env: Any) -> None:
+        assert env.iteration < 3
+
+    with Attempts(tmp_path, HPCSCHED_CHECKPOINT_EVERY_S="0")._attempt(), pytest.raises(AssertionError):
+        train({**PARAMS, **forest}, samples(0), 5, callbacks=[dies])
+    assert not (tmp_path / files.STATE).exists()
 
 
 def test_data_that_is_gone_is_said_before_it_is_needed(

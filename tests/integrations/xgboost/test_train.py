@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ xgb = pytest.importorskip("xgboost", reason="XGBoost is not installed")
 from attempts import Attempts  # noqa: E402
 
 from hpcsched.contract import files  # noqa: E402
+from hpcsched.contract.state import State  # noqa: E402
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.integrations import rounds  # noqa: E402
 from hpcsched.integrations.xgboost import fit, train  # noqa: E402
@@ -129,6 +132,80 @@ def test_several_trainings_in_one_program(tmp_path: Path) -> None:
     assert made == [30, 0, 26, 30]
 
 
+def test_what_follows_a_training_begins_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is saved at its end, and the signals are given back: what follows may be ended at any time."""
+    monkeypatch.setattr(rounds, "_PART", 1e9)  # these are over sooner than saved
+    before = [signal.getsignal(each) for each in (signal.SIGTSTP, signal.SIGTERM)]
+    whole, _ = scheduled(total=12)
+    rounds.current.cache_clear()
+    made: list[int] = []
+
+    def evaluated() -> bytes:
+        model = b""
+        for _ in range(2):
+            booster, seen = scheduled(total=12)
+            made.append(len(seen))
+            model += bytes(booster.save_raw())
+        assert [signal.getsignal(each) for each in (signal.SIGTSTP, signal.SIGTERM)] == before
+        state = State.decode((tmp_path / files.STATE).read_bytes())
+        if len(made) == 2:  # as if it were ended in its evaluation
+            raise SystemExit(143)
+        assert state.step == 24
+        return model
+
+    model, attempts = in_attempts(tmp_path, evaluated)
+    assert attempts.codes == [143]
+    assert made == [12, 12, 0, 0]
+    assert model == 2 * bytes(whole.save_raw())
+
+
+def test_an_order_between_two_trainings_is_followed_in_the_next(tmp_path: Path) -> None:
+    def folds() -> None:
+        scheduled(total=5)
+        if not attempts.codes:
+            (tmp_path / files.stop(1)).write_text('{"signal": "SIGTSTP"}')
+        scheduled(total=5)
+
+    attempts = Attempts(tmp_path)
+
+    def once() -> None:
+        rounds.current.cache_clear()
+        folds()
+
+    attempts.run(once)
+    assert (attempts.codes, [state.step for state in attempts.states]) == ([75], [6])
+
+
+def test_hundreds_of_trainings_are_not_saved_hundreds_of_times(tmp_path: Path) -> None:
+    """As in a search: each save holds all models so far."""
+    with Attempts(tmp_path)._attempt():
+        made = rounds.current()
+        made._took = 1000.0  # seconds, of the save before
+        made._saved_at = time.monotonic()
+        scheduled(total=2)
+        assert not (tmp_path / files.STATE).exists()
+        made._saved_at -= 10_000
+        scheduled(total=2)
+        assert State.decode((tmp_path / files.STATE).read_bytes()).step == 4
+
+
+def test_an_end_that_cannot_be_saved_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checkpoint").write_text("no folder")
+    booster, _ = Attempts(tmp_path).run(lambda: scheduled(total=2))
+    assert booster.num_boosted_rounds() == 2
+    assert "the end of the training could not be saved" in capfd.readouterr().err
+
+
+def test_a_periodic_save_that_fails_is_tried_again_in_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoint").write_text("no folder")
+    with Attempts(tmp_path)._attempt():
+        rounds.current().link._record.saved_at -= 3601
+        scheduled(total=9)
+    assert capfd.readouterr().err.count("periodic checkpoint failed, training goes on") == 1
+
+
 def test_what_is_drawn_is_said_and_not_drawn_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (booster, _), _ = in_attempts(tmp_path, lambda: scheduled(10, params={"subsample": 0.5}))
     said = capfd.readouterr().err
@@ -170,6 +247,21 @@ def test_scikit_learn(tmp_path: Path, stopping: int | None, metric: list[str] | 
     assert parts.eval_metric == metric
     if stopping:
         assert parts.best_iteration == whole.best_iteration
+
+
+@pytest.mark.parametrize("kind", ["XGBRFClassifier", "XGBRFRegressor"])
+def test_a_forest_is_fitted_as_it_is(tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    x, y = samples()
+
+    def forest() -> Any:
+        return getattr(xgb, kind)(n_estimators=10, max_depth=3, n_jobs=1, random_state=3)
+
+    whole = forest().fit(x, y > 0)
+    ours, _ = in_attempts(tmp_path, lambda: fit(forest(), x, y > 0))
+    assert (ours.predict(x) == whole.predict(x)).all()
+    assert f"{kind} is made in one round, so it is not suspended" in capfd.readouterr().err
+    assert not (tmp_path / files.ready(1)).exists()
 
 
 def test_old_checkpoints_go(tmp_path: Path) -> None:
