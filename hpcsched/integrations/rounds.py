@@ -72,7 +72,7 @@ class Rounds:
         self.link.ready(parallel=False)
 
     def never(self, why: str) -> None:
-        """This training cannot be suspended: says why; an order to leave ends it."""
+        """This training cannot be suspended: says why. Nothing is wanted of it, and SIGTERM ends it."""
         say(why)
         self.link.close()
 
