@@ -65,15 +65,20 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
     """Orbax's manager, whose `save` also says how far the training is, and hears what hpcsched wants.
 
     `save` is to be called after each step, as Orbax means it, or where `should_save`, asked after each step,
-    says so: Orbax decides whether one is due, and saves in addition when hpcsched asks. When the job is to
-    leave, it has saved, and waited for that, it raises SystemExit; not after the last step, where the job
-    file says which that is (`steps`). All processes call both. `metrics={"loss": ...}` goes to hpcsched too.
+    says so: Orbax decides whether one is due, and saves in addition when hpcsched asks, and after the last
+    step, where the job file says which that is (`steps`). When the job is to leave, it has saved, and waited
+    for that, it raises SystemExit; not after the last step. All processes call both. `metrics={"loss": ...}`
+    goes to hpcsched too.
     """
 
     _on_its_way: int | None = None
     """The step of a save that another thread is about to finish."""
     _asked: tuple[int, Wish] | None = None
     """What is wished after the newest step: all processes put it together once a step."""
+    _reported: int | None = None
+    _saved: int | None = None
+    """The newest step that was saved as hpcsched asked for it, or that this attempt goes on from: where the
+    program asks for it once more, that is done."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -87,19 +92,29 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
                 got=f"{self._link.world_size} processes that know nothing of each other",
                 accepted="jax.distributed.initialize, or that of hpcsched.integrations.jax, at the start",
             )
+        if self._link.checkpoint is not None:
+            self._saved = self.latest_step()
         self._link.ready(parallel=_has_initialized or jax.process_count() > 1)
 
     def should_save(self, step: int) -> bool:
         """Whether one is due, or hpcsched asks for it; see `orbax.checkpoint.CheckpointManager`."""
-        wished = self._link.active and bool(self._wishes(step))
-        return bool(super().should_save(step)) or wished
+        due = bool(super().should_save(step))
+        if self._link.active:
+            due = bool(self._wishes(step)) or due
+            if not due:  # else `save` does, which may know the loss
+                self._report(step)
+        return due
 
     def save(self, step: int, *args: Any, force: bool | None = False, **options: Any) -> bool:
         """Whether it was saved; see `orbax.checkpoint.CheckpointManager.save`."""
         if not self._link.active:
             return bool(super().save(step, *args, force=force, **options))
         loss = (options.get("metrics") or {}).get("loss")
-        wishes = self._wishes(step, loss)
+        self._report(step, loss)
+        wishes = self._wishes(step)
+        if step == self._saved:
+            self.wait_until_finished()
+            return True
         if self._on_its_way is not None and not self.is_saving_in_progress():
             self.wait_until_finished()
         saved = bool(super().save(step, *args, force=force or bool(wishes), **options))
@@ -107,15 +122,20 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
             self._on_its_way = step
         if wishes:
             self.wait_until_finished()
-            self._asked = step, Wish.NOTHING
+            self._asked, self._saved = (step, Wish.NOTHING), step
         if wishes & Wish.STOP and step != self._link.steps:
             self._link.leave()
         return saved
 
-    def _wishes(self, step: int, loss: Any = None) -> Wish:
-        if self._asked is None or self._asked[0] != step:
+    def _report(self, step: int, loss: Any = None) -> None:
+        if self._reported != step:
             self._link.report(step, None if loss is None else float(loss))
-            self._asked = step, self._agreement(self._link.wishes())
+            self._reported = step
+
+    def _wishes(self, step: int) -> Wish:
+        if self._asked is None or self._asked[0] != step:
+            last = Wish.SAVE if step == self._link.steps else Wish.NOTHING
+            self._asked = step, self._agreement(self._link.wishes()) | last
         return self._asked[1]
 
     def wait_until_finished(self) -> None:

@@ -232,6 +232,10 @@ class Fit:
                 self._link.cannot_save(failed)
             if wish & Wish.STOP:
                 self._leave()
+            if failed:
+                self._link.not_saved()
+                if self._link.rank == 0:
+                    say(f"step {step}: periodic checkpoint failed, training goes on: {failed}")
 
     def _leave(self) -> NoReturn:
         try:

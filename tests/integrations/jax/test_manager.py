@@ -16,12 +16,13 @@ from hpcsched.contract import files  # noqa: E402
 from hpcsched.contract.state import State  # noqa: E402
 from hpcsched.errors import ConfigError  # noqa: E402
 from hpcsched.integrations import jax as ours  # noqa: E402
+from hpcsched.worker.link import Link  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def trained(
-    folder: Path, *stops: int, steps: int = 9, every: int = 4, ask: bool = False
+    folder: Path, *stops: int, steps: int = 9, every: int = 4, ask: bool = False, final: bool = False
 ) -> tuple[list[float], list[int]]:
     """A state of two numbers; what it was after each step of this attempt, and the steps that are saved."""
     ours.current.cache_clear()
@@ -41,6 +42,9 @@ def trained(
             if not ask or manager.should_save(step):
                 manager.save(step, args=ocp.args.StandardSave(state))
         manager.wait_until_finished()
+        if final:
+            manager.save(steps, args=ocp.args.StandardSave(state), force=True)
+            manager.wait_until_finished()
         return seen, list(manager.all_steps())
 
 
@@ -60,6 +64,42 @@ def test_after_the_last_step_it_is_not_left(tmp_path: Path) -> None:
     attempts = Attempts(tmp_path, HPCSCHED_STEPS="9")
     parts, saved = attempts.run(lambda: trained(tmp_path, 9))
     assert (attempts.codes, len(parts), saved[-1]) == ([], 9, 9)
+
+
+@pytest.mark.parametrize("steps", ["9", None], ids=["known", "not known"])
+@pytest.mark.parametrize("every_s", ["0", "3600"], ids=["periodic", "seldom"])
+@pytest.mark.parametrize("stops", [(), (9,)], ids=["alone", "told at the last step"])
+def test_a_save_of_the_programs_own_after_the_last_step(
+    tmp_path: Path, steps: str | None, every_s: str, stops: tuple[int, ...]
+) -> None:
+    more = {"HPCSCHED_CHECKPOINT_EVERY_S": every_s} | ({"HPCSCHED_STEPS": steps} if steps else {})
+    _, saved = Attempts(tmp_path, **more).run(lambda: trained(tmp_path, *stops, final=True))
+    assert saved[-1] == 9
+    assert State.decode((tmp_path / files.STATE).read_bytes()).step == 9
+
+
+def test_the_last_step_is_saved(tmp_path: Path) -> None:
+    _, saved = Attempts(tmp_path, HPCSCHED_STEPS="9").run(lambda: trained(tmp_path))
+    assert saved[-1] == 9
+    assert State.decode((tmp_path / files.STATE).read_bytes()).step == 9
+
+
+@pytest.mark.parametrize("ask", [False, True])
+def test_the_loss_is_told_whoever_asks_first(tmp_path: Path, monkeypatch: Any, ask: bool) -> None:
+    told: list[tuple[int, float | None]] = []
+    monkeypatch.setattr(Link, "report", lambda self, step, loss=None: told.append((step, loss)))
+
+    def program() -> None:
+        ours.current.cache_clear()
+        options = ocp.CheckpointManagerOptions(save_interval_steps=2)
+        with ours.CheckpointManager(tmp_path / "saved", options=options) as manager:
+            for step in (1, 2, 3):
+                if not ask or manager.should_save(step):
+                    args = ocp.args.StandardSave({"x": jax.numpy.zeros(2)})
+                    manager.save(step, args=args, metrics={"loss": step / 2})
+
+    Attempts(tmp_path).run(program)
+    assert told == [(1, 0.5), (2, 1.0), (3, None if ask else 1.5)]
 
 
 def test_what_orbax_saves_by_itself_is_said_too(tmp_path: Path) -> None:
