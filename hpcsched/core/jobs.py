@@ -69,7 +69,8 @@ class Traits:
     attempt, if that has failed soon after its start. `anew`: it has been begun once more, and has saved
     nothing since. `saves` is for a job that saves by itself. `untimed` is the number of its first attempts
     that its time limit does not count, as it was run again after them; nor does it count `unstarted_s`
-    seconds of the others, before their processes were started.
+    seconds of the others, before their processes were started. `excuses` are the ids of the background jobs
+    that a failure of it has been put down to.
     """
 
     most_gpus: int | None = None
@@ -80,6 +81,7 @@ class Traits:
     saves: Saves = Saves()
     untimed: int = 0
     unstarted_s: float = 0.0
+    excuses: tuple[int, ...] = ()
 
 
 USUAL = Traits()
@@ -95,8 +97,7 @@ class Job:
     `in_place`: its program can be resized while it goes on. `becoming` is the lease that it has been told to
     take in place, until the outside has answered; `target` is the same as long as that is still wanted.
     `timers` says when each kind of timer of the newest attempt is due; one that was set again
-    before it ran out is void. `excuses` are the ids of the background jobs that a failure of
-    it has been put down to.
+    before it ran out is void.
     """
 
     id: int
@@ -125,7 +126,6 @@ class Job:
     suspensions: int = 0
     failures: int = 0
     losses: int = 0
-    excuses: tuple[int, ...] = ()
     exit: int | None = None
     started_s: float | None = None
     ended_s: float | None = None

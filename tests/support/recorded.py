@@ -13,7 +13,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from functools import cache
 from hashlib import blake2b
@@ -144,7 +144,7 @@ def picture(machine: Machine) -> dict[str, Any]:
             "lease it was told of": lease(job.becoming),
             "ready": job.ready,
             "can be resized in place": job.in_place,
-            "traits": plain(job.traits),
+            "traits": plain(replace(job.traits, excuses=())),
             "wanted": job.wanted,
             "attempt": job.attempt,
             "attempts": plain(job.attempts),
@@ -157,7 +157,7 @@ def picture(machine: Machine) -> dict[str, Any]:
             "suspensions": job.suspensions,
             "failures": job.failures,
             "losses": job.losses,
-            "excuses": list(job.excuses),
+            "excuses": list(job.traits.excuses),  # was a field of its own when they were recorded
             "exit": job.exit,
             "began, ended": plain([job.started_s, job.ended_s]),
             "metrics": plain(job.metrics),

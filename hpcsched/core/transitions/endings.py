@@ -186,7 +186,7 @@ class Endings:
             for separate in self._ledger.hooks("separate"):
                 separate(guest, host)
         if guests := [guest for guest, host in suspects if host is job]:
-            job.excuses += tuple(guest.id for guest in guests)
+            job.has(excuses=(*job.traits.excuses, *(guest.id for guest in guests)))
             self._out.note(job, Reason(Why.EXCUSED, {"job": guests[0].id, "name": guests[0].spec.name}))
             self.back_to_waiting(job)
             return

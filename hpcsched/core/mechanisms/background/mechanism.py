@@ -134,7 +134,7 @@ class Background(Mechanism):
         """A background job that fails, and the guests of a foreground job that does, but each only once."""
         if job.spec.background:
             return [(job, host) for host in self.hosts(job)]
-        return [(self._run.jobs[i], job) for i in job.current.guests if i not in job.excuses]
+        return [(self._run.jobs[i], job) for i in job.current.guests if i not in job.traits.excuses]
 
     def separate(self, guest: Job, host: Job) -> None:
         """Quarantine the guest: it shares no GPU any more, if it is not over by now."""
