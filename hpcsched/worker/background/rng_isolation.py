@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpcsched.compat import zip
 from hpcsched.errors import HpcschedError
+from hpcsched.worker.process.rng import PYTHONS
 
 
 class NotHostable(HpcschedError):
@@ -163,8 +164,7 @@ def _divert(module: Any, name: str, instead: Callable[[Generators], Callable[...
 
 def divert_generators() -> None:
     """Make the process's random functions ask who calls them; to be called before user code is imported."""
-    hidden = random._inst  # type: ignore[attr-defined]
-    for name in [name for name in dir(random) if getattr(getattr(random, name), "__self__", None) is hidden]:
+    for name in PYTHONS:
         _divert(random, name, lambda own, name=name: getattr(own.python, name))  # type: ignore[misc]
     for name in [name for name in dir(np.random.RandomState) if not name.startswith("_")]:
         _divert(np.random, name, lambda own, name=name: getattr(own.numpy, name))  # type: ignore[misc]

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from hpcsched.worker.process.rng import PYTHONS
+
 _about_to: Callable[[], None] | None = None
 _thread = 0
 
@@ -29,9 +31,7 @@ def prepare() -> None:
 
     Whoever has imported one of them by its name before has one that does not.
     """
-    hidden = random._inst  # type: ignore[attr-defined]
-    names = [name for name in dir(random) if getattr(getattr(random, name), "__self__", None) is hidden]
-    several = ((random, names), (np.random, (*_public(np.random.RandomState), "ranf", "sample", "seed")))
+    several = ((random, PYTHONS), (np.random, (*_public(np.random.RandomState), "ranf", "sample", "seed")))
     for module, functions in several:
         for name in functions:
             usual = getattr(module, name, None)

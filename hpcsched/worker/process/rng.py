@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+PYTHONS = tuple(name for name in dir(random.Random) if not name.startswith("_") and hasattr(random, name))
+"""The functions of the module `random` that draw from the process's generator, or seed, keep, set it."""
+
 
 def capture(device: torch.device) -> dict[str, Any]:
     """The states of Python's, numpy's and torch's generators (that of `device` too)."""

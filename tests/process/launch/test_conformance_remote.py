@@ -44,7 +44,8 @@ class OverHosts(LaunchConformance):
         launcher, wanted = case
         workers = launcher.launch(wanted)
         if "ready" in wanted.argv[-1]:
-            pump_until(self.hosts, lambda: len(list(wanted.cwd.glob("ready.*"))) == len(wanted.devices))
+            ranks = len(wanted.devices)  # whose host's word of them may come after their files
+            pump_until(self.hosts, lambda: workers.living == len(list(wanted.cwd.glob("ready.*"))) == ranks)
         return workers
 
     # What differs: the ranks are no processes of this host, and errors come later.

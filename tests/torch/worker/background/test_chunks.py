@@ -31,6 +31,7 @@ from hpcsched.worker.background.rng_isolation import (  # noqa: E402
     put_back,
 )
 from hpcsched.worker.background.timing import StepTimer  # noqa: E402
+from hpcsched.worker.packing import rng_hooks  # noqa: E402
 from hpcsched.worker.process import rng  # noqa: E402
 from hpcsched.worker.session.trainer import Parts  # noqa: E402
 
@@ -386,6 +387,29 @@ def test_threads_that_a_guest_starts_draw_from_its_generators_too(name: str) -> 
     assert before["python"] == after["python"]
     assert torch.equal(before["numpy"][1], after["numpy"][1]) and before["numpy"][2] == after["numpy"][2]
     assert torch.equal(before["torch"], after["torch"])
+
+
+@pytest.mark.parametrize(
+    "order", [(rng_hooks.prepare, divert_generators), (divert_generators, rng_hooks.prepare)]
+)
+def test_it_does_so_in_a_process_that_packs_too(
+    order: tuple[Callable[[], None], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in rng.PYTHONS:
+        monkeypatch.setattr(random, name, getattr(random._inst, name))  # type: ignore[attr-defined]
+    for prepare in order:
+        prepare()
+    told: list[int] = []
+    seed(6)
+    before = random.getstate()
+    rng_hooks.listen(lambda: told.append(1))
+    try:
+        as_guest(lambda: seed(5) or random.random())
+        there = random.getstate() == before
+        random.random()
+    finally:
+        rng_hooks.listen(None)
+    assert there and told
 
 
 def test_a_guests_generators_are_saved_and_put_back_like_a_process_of_its_own() -> None:
