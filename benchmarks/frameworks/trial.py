@@ -110,7 +110,9 @@ class Trial:
         return self._run("promoted", promoted_at=self._steps // 3)
 
     def _run(self, name: str, *, suspend_at: Sequence[int] = (), promoted_at: int | None = None) -> Course:
-        gpus = self.example.begins_on * (1 if promoted_at is None else 2)
+        # As many slots each time: in one of more cores, sums are made in another order.
+        slots = 2 * self.example.begins_on
+        gpus = self.example.begins_on if promoted_at is None else slots
         place = self._place / self.program.partition(".")[0] / name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -119,7 +121,7 @@ class Trial:
                 shutil.copy(file, place / file.name)
         (place / "jobs.json").write_text(json.dumps(self._jobs(gpus, promoted_at is not None)))
         (place / "jobs.toml").write_text(_toml(json.loads((place / "jobs.json").read_text())))
-        argv = ["run", "jobs.toml", "--dir", "run", "--devices", f"cpu:{gpus}"]
+        argv = ["run", "jobs.toml", "--dir", "run", "--devices", f"cpu:{slots}"]
         argv += ["--policy", "equal"] if promoted_at is not None else []
         began = time.monotonic()
         with (place / "run.log").open("w") as log:
