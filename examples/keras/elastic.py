@@ -1,6 +1,7 @@
 """A classifier in Keras: an early stopping, a dropout, a validation after each epoch."""
 
 import argparse
+import math
 from pathlib import Path
 
 import keras
@@ -64,7 +65,8 @@ def main():
     ).history
     options.out.mkdir(parents=True, exist_ok=True)
     model.save(options.out / "model.keras")
-    print(f"done step {PER_EPOCH * len(history['loss'])} loss {history['val_loss'][-1]!r}", flush=True)
+    last = history.get("val_loss", [math.nan])[-1]  # nan where all steps were made before
+    print(f"done step {int(model.optimizer.iterations)} loss {last!r}", flush=True)
 
 
 if __name__ == "__main__":

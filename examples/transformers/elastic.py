@@ -4,6 +4,7 @@ It saves by itself, every 20 steps and on SIGTERM, and goes on from its last che
 """
 
 import argparse
+import math
 from pathlib import Path
 
 import torch
@@ -38,6 +39,8 @@ class Chains(Dataset):
 
 class PrintLoss(TrainerCallback):
     """`step 12 loss 4.61...` for each line of the log, on rank 0."""
+
+    last = math.nan  # where all steps were made before
 
     def on_log(self, args, state, control, logs=None, **_):
         if state.is_world_process_zero and "loss" in logs:

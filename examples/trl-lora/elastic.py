@@ -4,6 +4,7 @@ It saves the adapter by itself, every 20 steps, and goes on from its last checkp
 """
 
 import argparse
+import math
 import random
 from pathlib import Path
 
@@ -37,6 +38,8 @@ def texts(count: int) -> Dataset:
 
 class PrintLoss(TrainerCallback):
     """`step 12 loss 4.61...` for each line of the log, on rank 0."""
+
+    last = math.nan  # where all steps were made before
 
     def on_log(self, args, state, control, logs=None, **_):
         if state.is_world_process_zero and "loss" in logs:
