@@ -21,7 +21,7 @@ ENVIRONMENTS = ROOT / ".venv-frameworks"
 """Where packaging/framework_envs.sh puts them: the newest versions and the oldest that are supported."""
 
 STEPS = 60
-LONGER, MOST_TIMES_LONGER = 5, 25
+LONGER, MOST_TIMES_LONGER = 5, 125
 """How many times as long a training is that was done too soon, and is at most (chosen)."""
 TEN_MINUTES_S = 600.0
 

@@ -241,7 +241,17 @@ class _Reader(ast.NodeVisitor):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._script.bases[node.name] = [self._script.name_of(base) for base in node.bases]
-        self.generic_visit(node)
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        parts = [child for part in node.body if not isinstance(part, functions) for child in ast.walk(part)]
+        read = {one.id for one in parts if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)}
+        for part in node.body:
+            match part:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value) if name not in read:
+                    self.visit(value)  # an attribute: no name of a function's or of the module's
+                case _:
+                    self.visit(part)
+        for other in (*node.decorator_list, *node.bases, *node.keywords):
+            self.visit(other)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:

@@ -260,6 +260,19 @@ def test_what_is_built_on_a_trainer_is_one(folder: Path) -> None:
     assert found and found.speaks == "transformers" and found.checkpoints == ("runs/sft/checkpoint-*",)
 
 
+def test_an_attribute_of_a_class_is_no_name_of_the_program(tmp_path: Path) -> None:
+    """`last` is a checkpoint there, and the newest loss of a callback here."""
+    callback = (
+        "import math\nclass Printing:\n    last = math.nan\n    def on_log(self, logs): self.last = 1\n"
+    )
+    (tmp_path / "train.py").write_text(callback + PLAIN_TRAINER)
+    found = seen(tmp_path, "python train.py")
+    assert found and found.speaks == "transformers"
+    inside = PLAIN_TRAINER.replace("last = ", "class C:\n    last = math.nan\n    ", 1)
+    (tmp_path / "train.py").write_text(inside.replace("\ntrainer.train(", "\n    trainer.train("))
+    assert seen(tmp_path, "python train.py") is None
+
+
 @pytest.mark.parametrize(
     "line",
     [
