@@ -90,7 +90,8 @@ def test_a_program_as_people_write_it_knows_nothing_of_hpcsched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("enough", "tried", "ok"), [(45, [45], True), (225, [45, 225], True), (9999, [45, 225, 1125], False)]
+    ("enough", "tried", "ok"),
+    [(45, [45], True), (225, [45, 225], True), (99999, [45, 225, 1125, 5625], False)],
 )
 def test_a_training_that_is_done_too_soon_is_longer_the_next_time(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, enough: int, tried: list[int], ok: bool
