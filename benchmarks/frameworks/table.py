@@ -121,6 +121,8 @@ def _unchanged(trial: Trial, alone: Printed) -> str:
         if "cannot be suspended" in str(error) or "has not said" in str(error):
             return "refused, in a line: it is not known to save by itself"
         raise
+    if course.printed.losses.keys() - alone.losses.keys() == {max(alone.losses) + 1}:
+        return "goes on; resumed after its last step it makes one more"  # Transformers' `Trainer` does
     behind = alone.losses.keys() - course.printed.losses.keys()
     if (
         course.printed.done

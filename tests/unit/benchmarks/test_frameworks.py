@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +15,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 from frameworks import examples, table  # noqa: E402
 from frameworks.examples import EXAMPLES  # noqa: E402
 from frameworks.table import BEGIN, END, Row, page, put  # noqa: E402
-from frameworks.trial import Printed, TooShort, _toml, _without_steps  # noqa: E402
+from frameworks.trial import Course, Printed, TooShort, _toml, _without_steps  # noqa: E402
 
 WHOLE = "step 1 loss 0.5\nother\nstep 2 loss 0.25\nstep 3 loss 0.125\ndone step 3 loss 0.125\n"
 
@@ -108,3 +109,23 @@ def test_a_training_that_is_done_too_soon_is_longer_the_next_time(
     row = table.try_example(EXAMPLES[0], python=sys.executable, steps=45, place=tmp_path)
     assert (seen, row.ok) == (tried, ok)
     assert ok or row.wrong == ["done before it was asked"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "cell"),
+    [
+        (WHOLE, "losses equal to the last digit"),
+        (
+            WHOLE.partition("done")[0] + "step 4 loss 0.1\n",
+            "goes on; resumed after its last step it makes one more",
+        ),
+        (
+            "step 1 loss 0.5\nstep 2 loss 0.25\ndone step 3 loss 0.125\n",
+            "falls behind by a step at each resume",
+        ),
+    ],
+)
+def test_what_an_unchanged_program_does(monkeypatch: pytest.MonkeyPatch, printed: str, cell: str) -> None:
+    course = Course(Printed.read(printed), [1], 1.0, [0.1], [0.1])
+    trial = SimpleNamespace(suspended=lambda: course)
+    assert cell in table._unchanged(trial, Printed.read(WHOLE))  # type: ignore[arg-type]
