@@ -11,6 +11,7 @@ from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.processes import launcher_of
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile import needs
+from hpcsched.jobfile.keys import SHARE
 from hpcsched.jobfile.restart import as_keys, as_sent
 from hpcsched.printing import printable
 
@@ -48,6 +49,16 @@ def _same(spec: JobSpec, found: JobSpec) -> dict[str, str]:
     return wrong
 
 
+def _gpus(spec: JobSpec) -> float | str | dict[str, int]:
+    if spec.needs and spec.needs.share is not None:
+        return spec.needs.share or SHARE
+    if (spec.gpus_min, spec.gpus_max) == (0, 0):
+        return "auto"
+    limits = {"min": spec.gpus_min}
+    limits |= {"max": spec.gpus_max} if spec.gpus_max is not None else {}
+    return limits | ({"multiple_of": spec.gpus_multiple} if spec.gpus_multiple != 1 else {})
+
+
 def _container(spec: JobSpec) -> dict[str, Any] | None:
     if spec.container is None:
         return None
@@ -57,9 +68,6 @@ def _container(spec: JobSpec) -> dict[str, Any] | None:
 
 def as_table(spec: JobSpec) -> dict[str, Any]:
     """The [[job]] table that says what the spec does."""
-    no_gpus = (spec.gpus_min, spec.gpus_max) == (0, 0)
-    gpus = {"min": spec.gpus_min, "max": spec.gpus_max}
-    gpus |= {"multiple_of": spec.gpus_multiple} if spec.gpus_multiple != 1 else {}
     table: dict[str, Any] = {
         "name": spec.name,
         "model": spec.model,
@@ -71,7 +79,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "epochs": spec.epochs,
         "continues": spec.continues,
         "after": list(spec.after),
-        "gpus": "auto" if no_gpus else {key: value for key, value in gpus.items() if value is not None},
+        "gpus": _gpus(spec),
         "nodes": spec.nodes,
         "strategy": dict(spec.strategy),
         "background": spec.background,

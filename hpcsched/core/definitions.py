@@ -80,6 +80,7 @@ _NEEDS = {
     "gpu_type": "gpu_type",
     "gpu_memory_mib": "gpu_memory",
     "modules": "modules",
+    "share": "gpus",
 }
 """By field of a job's needs the key of a job file."""
 

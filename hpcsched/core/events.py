@@ -270,6 +270,15 @@ class UsageMeasured(AttemptEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUseMeasured(AttemptEvent):
+    """What an attempt that shares its device uses of that: the most memory so far, in MiB, and the share of
+    the time (0 to 1) for which it had it busy lately. None: not known."""
+
+    memory_mib: float | None = None
+    busy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoresLost(Event):
     """The cores of a host can be used no more."""
 

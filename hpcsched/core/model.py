@@ -75,12 +75,13 @@ _ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
 class Role(StrEnum):
     """MARBLE section V-C: a primary has its optimal GPU count, a secondary what was left. Both are in the
     foreground of their GPUs; a job in the background has the other lane of one. A packed one trains together
-    with the job that has the GPU, one on CPU cores needs none (NEARCHUS)."""
+    with the job that has the GPU, a shared one beside it; one on CPU cores needs none (NEARCHUS)."""
 
     PRIMARY = "primary"
     SECONDARY = "secondary"
     BACKGROUND = "background"
     PACKED = "packed"
+    SHARED = "shared"
     CORES = "cores"
 
 
@@ -324,8 +325,8 @@ class Attempt:
     Times are in the run's clock. `launch_s` are measured seconds from the launch to ready (None: not
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
-    asked to save as its devices were wanted. `guests` are the ids of the background jobs that have held a
-    lane of its devices at any time in it.
+    asked to save as its devices were wanted. `guests` are the ids of the jobs that have come to share its
+    devices, in the background or beside it, at any time in it.
 
     A job on CPU cores has `SeatedAttempt`s.
     """

@@ -15,7 +15,9 @@ class Needs:
     `time_s`: how long the job may run (None: without a limit). `cpus_per_gpu`: cores for each of its GPUs,
     its data loaders' included (None: an equal share of those that are kept for GPU jobs). `memory_mib`: main
     memory of the job on each host (None: not limited, and not counted). `gpu_type` and `gpu_memory_mib`:
-    which GPUs it can use ("" and None: any). `modules` are loaded before its program starts.
+    which GPUs it can use ("" and None: any). `modules` are loaded before its program starts. `share`: the
+    job is content with this share of one GPU, above 0 and below 1 (0: with as little as others that do so
+    leave it, as measured; None: it shares no GPU). Of such a job `gpu_memory_mib` is all that it uses there.
     """
 
     time_s: float | None = None
@@ -24,6 +26,7 @@ class Needs:
     gpu_type: str = ""
     gpu_memory_mib: float | None = None
     modules: tuple[str, ...] = ()
+    share: float | None = None
 
     @property
     def picky(self) -> bool:
@@ -38,7 +41,7 @@ class Needs:
     @property
     def placing(self) -> Needs | None:
         """What of it matters for where the job is; None: nothing."""
-        return replace(self, time_s=None, modules=()) if self.places else None
+        return replace(self, time_s=None, modules=(), share=None) if self.places else None
 
     def suits(self, kind: str, memory_mib: float | None) -> bool:
         """Whether the job can use a GPU of this kind; one whose memory is not known has too little."""

@@ -79,6 +79,8 @@ class Profile:
     """Seconds of a step of so many models of this kind that train as one on a GPU (pack, Eq. 2)."""
     packed_mib: Mapping[int, float] | None = None
     """What so many of them take of the GPU's memory."""
+    busy: Mapping[int, float] | None = None
+    """The share of the time, 0 to 1, for which it has its GPUs busy."""
     _points: list[tuple[int, float]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +91,7 @@ class Profile:
             ("memory_mib", "GPU count", self.memory_mib or {}),
             ("packed_s", "number of models", self.packed_s or {}),
             ("packed_mib", "number of models", self.packed_mib or {}),
+            ("busy", "GPU count", self.busy or {}),
         ):
             for gpus, value in table.items():
                 if gpus < 1:
@@ -106,6 +109,8 @@ class Profile:
             for gpus, value in values:
                 if gpus < 1 or not math.isfinite(value) or value < 0:
                     raise ValueError(f"{name} is {value} at {gpus} GPUs, not a finite number of at least 0")
+        if any(share > 1 for share in (self.busy or {}).values()):
+            raise ValueError(f"busy is {self.busy}, not shares of the time, 0 to 1")
         if self.source not in SOURCES:
             raise ValueError(f"source is {self.source!r}, not one of {', '.join(SOURCES)}")
         object.__setattr__(self, "_points", sorted(self.throughput.items()))

@@ -40,6 +40,7 @@ class Why(StrEnum):
     IDLE_GPU = "IdleGpu"
     BESIDE = "Beside"
     PACKED = "Packed"
+    SHARED = "Shared"
     # how many processes it is started as
     ONE_PROCESS = "OneProcess"
     SAYS_PARALLEL = "SaysParallel"
@@ -68,6 +69,9 @@ class Why(StrEnum):
     ENDS_SOON = "EndsSoon"
     PARTED = "Parted"
     LEFT_PACK = "LeftPack"
+    SLOWER_TOGETHER = "SlowerTogether"
+    FAULT_TOGETHER = "FaultTogether"
+    MOVED_APART = "MovedApart"
     ADDED = "Added"
     """Of a mechanism that another package adds: what it says is in its facts."""
     # why a job on CPU cores has the seats it has
@@ -175,6 +179,12 @@ _WORDS = {
     Why.IDLE_GPU: "in the background of GPU {gpu}, which no other job has",
     Why.BESIDE: "in the background of GPU {gpu}, beside job {job} ({name})",
     Why.PACKED: "trained on GPU {gpu} as one of {members}, together with {others}",
+    Why.SHARED: "shares GPU {gpu} with {others}: {because}",
+    Why.SLOWER_TOGETHER: "{guest} leaves {hosts} on GPU {gpu}: {because}; they share no GPU any more",
+    Why.FAULT_TOGETHER: "there was a fault while {guest} shared a GPU with job {job} ({name}, {host}): they "
+    "share none any more",
+    Why.MOVED_APART: "leaves the {others} that it shares GPU {gpu} with for a GPU that nobody has: done "
+    "about {sooner:.0f} s sooner, {cost:.1f} s for saving and going on",
     Why.PROPOSED: "proposes {gpus} GPUs (it has {old}) for its next epoch: with global batches of about "
     "{batch:.0f} that is its fastest count ({rate:.4g} steps/s)",
     Why.SCALED_UP: "grown from {old} to {gpus} GPUs, as nothing waits: with global batches of about "

@@ -26,6 +26,9 @@ MOST_PROCESSES = 256
 
 TIME = either('seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"', number("", minimum=0), text(""))
 _GPUS = whole("")
+SHARE = "share"
+"""What `gpus` says of a job that takes what others leave of a GPU."""
+_FRACTION = number("", exclusiveMinimum=0, exclusiveMaximum=1)
 _LIMITS = schema.table(
     "",
     properties={"min": _GPUS.schema, "max": _GPUS.schema, "multiple_of": _GPUS.schema},
@@ -60,12 +63,14 @@ class Job:
         schema.table("a table of texts, finite numbers, true, false, lists and tables"), {}
     )
     after: Sequence[str] = option(many(text("", least=0), "a list of job names"), ())
-    gpus: Literal["auto"] | int | dict[str, int] = option(
+    gpus: Literal["auto", "share"] | float | dict[str, int] = option(
         replace(
             either(
-                '"auto", a positive number, or { min = 1, max = 4 } with min <= max, and multiple_of',
-                one_of("auto"),
+                '"auto", a positive number, a share of one GPU such as 0.25, "share", or '
+                "{ min = 1, max = 4 } with min <= max, and multiple_of",
+                one_of("auto", SHARE),
                 _GPUS,
+                _FRACTION,
                 _LIMITS,
             ),
             also=lambda gpus: not isinstance(gpus, dict) or gpus.get("min", 1) <= gpus.get("max", MOST_STEPS),

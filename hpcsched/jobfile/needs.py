@@ -59,9 +59,10 @@ class Written(Protocol):
     def replay(self) -> bool: ...
 
 
-def needs_of(job: Written, strategy: Strategy, refuse: Refuse) -> Needs | None:
-    """What a [[job]] table says of these; None: nothing. Refused is what does not go together."""
-    if all(not getattr(job, key) for key in KEYS) and job.time is None:
+def needs_of(job: Written, strategy: Strategy, refuse: Refuse, *, share: float | None) -> Needs | None:
+    """What a [[job]] table says of these, and of the share of a GPU that it asks for; None: nothing. Refused
+    is what does not go together."""
+    if all(not getattr(job, key) for key in KEYS) and job.time is None and share is None:
         return None
     fixed = "a job in the background" if job.background else strategy.job
     shares = job.background or strategy.gpus is not None
@@ -79,6 +80,7 @@ def needs_of(job: Written, strategy: Strategy, refuse: Refuse) -> Needs | None:
         (job.gpu_type or "").strip(),
         _mib("gpu_memory", job.gpu_memory, refuse),
         tuple(dict.fromkeys(job.modules)),
+        share,
     )
 
 
@@ -90,6 +92,7 @@ def _shared(
     gpu_type: str,
     gpu_memory_mib: float | None,
     modules: tuple[str, ...],
+    share: float | None,
 ) -> Needs:
     """One object for all jobs that say the same."""
     return Needs(
@@ -99,6 +102,7 @@ def _shared(
         gpu_type=gpu_type,
         gpu_memory_mib=gpu_memory_mib,
         modules=modules,
+        share=share,
     )
 
 

@@ -21,7 +21,7 @@ from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile.check import check_names
 from hpcsched.jobfile.container import container_of
-from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, TIME, Job
+from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, SHARE, TIME, Job
 from hpcsched.jobfile.needs import needs_of
 from hpcsched.jobfile.restart import restart_of
 
@@ -210,7 +210,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         max_foreground_slowdown=float(job.max_foreground_slowdown),
         environment=environment,
         container=container,
-        needs=needs_of(job, strategy, refuse),
+        needs=needs_of(job, strategy, refuse, share=_share(job)),
         restart=restart_of(job, workdir / (job.workdir or ""), refuse),
     )
 
@@ -230,8 +230,15 @@ def _kinds(job: Job) -> dict[str, bool]:
 def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int, int | None]:
     """The fewest and the most GPUs on each host, both multiples as asked for. Refused is what does not go
     together with the strategy."""
-    limits = {} if job.gpus == "auto" else job.gpus
-    multiple = 1
+    share, multiple = _share(job), 1
+    if share is not None:
+        if job.background or not strategy.in_background:
+            whose = "a job in the background" if job.background else strategy.job
+            refuse("gpus", job.gpus, f"whole GPUs for {whose}: it does not share one as others do")
+        if job.nodes != 1:
+            refuse("nodes", job.nodes, "1 for a job that shares a GPU")
+        return 1, 1
+    limits: Any = {} if job.gpus == "auto" else job.gpus
     if isinstance(limits, dict):
         least, most, multiple = limits.get("min", 1), limits.get("max"), limits.get("multiple_of", 1)
     else:
@@ -261,6 +268,13 @@ def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int
     if most is not None and least > most:
         refuse("gpus", job.gpus, f"limits with a multiple of {multiple} between them")
     return least, most
+
+
+def _share(job: Job) -> float | None:
+    """The share of one GPU that a job asks for (0: as little as is left); None: it asks for whole ones."""
+    if job.gpus == SHARE:
+        return 0.0
+    return job.gpus if isinstance(job.gpus, float) and job.gpus < 1 else None
 
 
 def _processes(job: Job, refuse: _Refuse) -> int | str:

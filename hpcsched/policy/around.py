@@ -9,11 +9,13 @@ from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.mechanisms.elastic.mechanism import Elastic
 from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.view import Policy
 from hpcsched.policy.background import FillLanes
 from hpcsched.policy.cpu.allocation import AllotCores
 from hpcsched.policy.elastic import FollowProposals
 from hpcsched.policy.packing import FillPacks
+from hpcsched.policy.sharing import ShareGpus
 
 P = TypeVar("P", bound=Policy)
 MakeRule = Callable[[Policy], object]
@@ -21,6 +23,7 @@ MakeRule = Callable[[Policy], object]
 _rules: dict[str, MakeRule] = {
     Background.name: lambda policy: FillLanes(),
     Packing.name: lambda policy: FillPacks(moves=policy.moves_packed),
+    Sharing.name: lambda policy: ShareGpus(moves=policy.moves_packed),
     Elastic.name: lambda policy: FollowProposals() if policy.reshapes else None,
     Cpu.name: lambda policy: AllotCores(),
 }

@@ -14,16 +14,11 @@ from math import inf, isfinite
 from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
-from hpcsched.core.mechanisms.background.lanes import (
-    PACES,
-    LaneGuest,
-    Speed,
-    can_be_paced,
-    own_speed,
-    slowdown,
-)
+from hpcsched.core.mechanisms.background.lanes import PACES, LaneGuest, can_be_paced, slowdown
 from hpcsched.core.mechanisms.background.view import LaneDecision, LaneView, SetPace, Share, Yield
 from hpcsched.core.mechanisms.packing.packs import is_packed
+from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
+from hpcsched.core.mechanisms.speed import Speed, own_speed
 from hpcsched.core.model import ComputeMode, JobState, Kind
 from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
@@ -75,6 +70,8 @@ class FillLanes:
 
 def why_not_beside(view: LaneView, host: Job, guest: Job, gpu: int) -> str:
     """Why this job may not be on the background lane of a GPU whose foreground `host` has; "" if it may."""
+    if shares_a_gpu(host.spec):
+        return f"job {host.id} ({host.spec.name}) shares it with others that are content with a part"
     if is_packed(host.spec):
         return f"job {host.id} ({host.spec.name}) shares it with those that it is packed with"
     if host.spec.max_foreground_slowdown == 0:

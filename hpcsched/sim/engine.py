@@ -22,6 +22,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
@@ -109,6 +110,7 @@ class Simulation:
         mechanisms.load()
         self.machine = machine or Machine(make, stories=stories)
         self._background = self.machine.mechanism(Background)
+        self._sharing = self.machine.mechanism(Sharing)
         self._packing = self.machine.mechanism(Packing)
         self._from_state = machine is not None
         self._stories = stories
@@ -244,16 +246,21 @@ class Simulation:
                     self._resize(again, run)
         self._interfere()
 
+    @property
+    def _measured(self) -> bool:
+        """Whether what jobs do says something, so that it is looked at."""
+        return self._truth.teaches or self._background.busy or self._sharing.used
+
     def _look_later(self) -> None:
         self._sequence += 1
-        self._looks = bool(self._runs) and (self._truth.teaches or self._background.busy)
+        self._looks = bool(self._runs) and self._measured
         if self._looks:
             heappush(self._agenda, (self.machine.run.now + PROGRESS_PERIOD_S, self._sequence, None))
 
     def _still_so(self, event: ev.Event) -> bool:
         """Whether an event is to happen by now: what was measured of processes that are not there any more is
         not, and a grace timer of an attempt that is over need not be looked at."""
-        if isinstance(event, (ev.UsageMeasured, ev.RestartSeen)):
+        if isinstance(event, (ev.UsageMeasured, ev.RestartSeen, ev.DeviceUseMeasured)):
             run = self._runs.get(event.job_id)
             return run is not None and run.attempt == event.attempt and not (run.leaves or run.whole)
         return not isinstance(event, ev.TimerFired) or self._still_wanted(event)
@@ -269,7 +276,7 @@ class Simulation:
         if at == self._observed_at:
             return
         self._observed_at = at
-        runs = self._runs if self._background.busy else self._watched
+        runs = self._runs if self._background.busy or self._sharing.used else self._watched
         progress = tuple(self._progress(i, run, at) for i, run in runs.items() if i != without)
         if progress:
             self._feed(ev.ProgressObserved(at=at, progress=progress))
@@ -277,8 +284,7 @@ class Simulation:
     def _progress(self, job_id: int, run: _Run, at: float) -> Progress:
         course = run.course
         step = course.step_at(at - run.launched)
-        teaches = self._truth.teaches or self._background.busy
-        if not teaches or step == course.from_step:
+        if not self._measured or step == course.from_step:
             return Progress(job_id=job_id, attempt=run.attempt, step=step)
         done_s = run.launched + course.start_s + (step - course.from_step) / course.rate
         return Progress(job_id=job_id, attempt=run.attempt, step=step, done_s=done_s)
@@ -294,7 +300,7 @@ class Simulation:
         # What a plan asks for comes after all that was asked for before it was made.
         for action in sorted(actions, key=lambda action: isinstance(action, MakePlan)):
             self._perform(action)
-        if self._background.busy or self._slowed or self._packing.packs.gpu_of:
+        if self._background.busy or self._slowed or self._packing.packs.gpu_of or self._sharing.used:
             self._interfere()
             if not self._looks:
                 self._look_later()
@@ -342,7 +348,7 @@ class Simulation:
 
     def _now_runs(self, job: Job, run: _Run) -> _Run:
         self._runs[job.id] = run
-        if self._truth.teaches and not self._looks:
+        if (self._truth.teaches or self._sharing.used) and not self._looks:
             self._look_later()
         policy = self.machine.decisions.policy
         always = self._stories or self._truth.teaches
@@ -363,6 +369,9 @@ class Simulation:
             self._schedule(ev.WorkersReady(at=now, in_place=in_place, **about))
         if job.spec.cpus is not None:
             self._measure(job, run, job.current.seats)
+        if use := self._truth.device_use(job):
+            at = now + run.course.start_s + PROGRESS_PERIOD_S
+            self._schedule(ev.DeviceUseMeasured(at=at, **about, **use))
 
     def _seen_saving(self, event: ev.RestartSeen) -> ev.RestartSeen:
         """What is seen of a program that saves by itself each time that `checkpoint_every` is over."""

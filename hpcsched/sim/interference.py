@@ -9,6 +9,8 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.sharing.mechanism import Sharing
+from hpcsched.core.profile import cost_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,20 +20,33 @@ class Interference:
     A background job has `background_share` of its own speed while a foreground job has the same GPU, and
     makes that job `foreground_slowdown` slower; paced down to a share of that, it costs the same share.
     Several guests of a job cost no more than the one that is paced down least: its ranks wait for each other.
+
+    Jobs that share a GPU side by side want it for the shares of the time that their profiles say (`busy`; all
+    of it where they do not): each has its share of what there is, and loses `sharing_loss` of that.
     """
 
     background_share: float = 0.5
     foreground_slowdown: float = 0.03
+    sharing_loss: float = 0.03
 
     def factor(self, machine: Machine, job: Job) -> float:
         """The share of its own speed that a running job has now."""
         if machine.mechanism(Packing).used and job.gpus and (pack := _pack(machine, job)):
             return _packed(machine, job, pack)
+        if len(members := machine.mechanism(Sharing).with_it(job)) > 1:
+            wanted = sum(_busy(machine, member) for member in members)
+            return (1 - self.sharing_loss) / max(1.0, wanted)
         if not job.spec.background:
             shares = [guest.share for guest in machine.mechanism(Background).lanes.beside(job)]
             return 1 - self.foreground_slowdown * max(shares, default=0.0)
         guest = machine.mechanism(Background).lanes.guests[job.id]
         return guest.share * (self.background_share if guest.gpu in machine.own.holder else 1.0)
+
+
+def _busy(machine: Machine, job: Job) -> float:
+    profile = machine.estimates.loaded(job)
+    known = cost_at(profile.busy, 1) if profile else None
+    return 1.0 if known is None else known
 
 
 def _pack(machine: Machine, job: Job) -> list[Job]:

@@ -10,6 +10,7 @@ from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Resize
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.errors import ConfigError
@@ -110,6 +111,15 @@ class Truth:
         if stand_s is None:
             stand_s = self._machine.decisions.view().stand_s(job, job.width, gpus)
         return ResizeCost(built_s, stand_s)
+
+    def device_use(self, job: Job) -> dict[str, Any]:
+        """What a job that shares a GPU is measured to use of it, as the fields of `DeviceUseMeasured`; none
+        for others, and where its profile says nothing of that."""
+        if not shares_a_gpu(job.spec):
+            return {}
+        profile = self.profile(job)
+        use = {"memory_mib": cost_at(profile.memory_mib, 1), "busy": cost_at(profile.busy, 1)}
+        return {key: value for key, value in use.items() if value is not None}
 
     def stable_s(self, job: Job) -> float:
         """After so long on the same seats the measurements of a job on CPU cores are steady."""

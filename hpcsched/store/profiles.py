@@ -150,6 +150,7 @@ def to_json(profile: Profile) -> dict[str, Any]:
         "grow_s": profile.grow_s,
         "shrink_s": profile.shrink_s,
         "memory_mib": profile.memory_mib,
+        "busy": profile.busy,
         "checkpoint_mib": profile.checkpoint_mib,
         "source": profile.source,
         "software": profile.software or None,
@@ -351,6 +352,7 @@ _READERS: dict[str, Callable[[_Value], Any]] = {
     "spread": _Value.spreads,
     "packed_s": _Value.rates,
     "packed_mib": _Value.rates,
+    "busy": _Value.rates,
 }
 _MAY_BE_NULL = {name for name, read in _READERS.items() if read is _Value.cost} | {
     "global_batch",
@@ -359,6 +361,7 @@ _MAY_BE_NULL = {name for name, read in _READERS.items() if read is _Value.cost} 
     "spread",
     "packed_s",
     "packed_mib",
+    "busy",
 }
 
 

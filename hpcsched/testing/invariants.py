@@ -11,6 +11,8 @@ from hpcsched.core.mechanisms.cpu.cores import fits, total
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.mechanisms.packing.packs import key_of
+from hpcsched.core.mechanisms.sharing.mechanism import Sharing
+from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.core.reasons import Why
 
@@ -20,8 +22,9 @@ def check(machine: Machine) -> None:
     held: dict[int, int] = {}
     _check_lanes(machine)
     _check_packs(machine)
+    _check_shares(machine)
     _check_cores(machine)
-    riders = machine.mechanism(Packing).packs.gpu_of
+    riders = machine.mechanism(Packing).packs.gpu_of | machine.mechanism(Sharing).shares.gpu_of
     others = riders.keys() | machine.mechanism(Cpu).cores.of.keys()
     ways = {job.id: machine.ledger.holds_by(job) for job in machine.run.active.values()}
     assert [i for i, way in ways.items() if not way.foreground] == [
@@ -160,6 +163,24 @@ def _check_packs(machine: Machine) -> None:
         assert not {job_id, holder.id} & packs.alone.keys(), f"a job that is to be alone is packed on {gpu}"
         assert gpu not in machine.mechanism(Background).lanes.holder or machine.deadline.draining, (
             f"a guest beside the pack on GPU {gpu}"
+        )
+
+
+def _check_shares(machine: Machine) -> None:
+    """Who shares a GPU does so with a job that holds it and is content with a part too; no shares of it are
+    asked for twice."""
+    sharing = machine.mechanism(Sharing)
+    shares = sharing.shares
+    assert shares.gpu_of == {i: gpu for gpu, riders in shares.riders.items() for i in riders}, "sharers"
+    for job_id, gpu in shares.gpu_of.items():
+        job, members = machine.run.jobs[job_id], sharing.members(gpu)
+        assert job.state.active and job.gpus == (gpu,), f"job {job_id} shares no GPU"
+        assert job.role is Role.SHARED, f"job {job_id} shares a GPU as {job.role}"
+        assert len(members) > 1 and all(shares_a_gpu(one.spec) for one in members), f"GPU {gpu} is not shared"
+        asked = sum((one.spec.needs.share or 0.0) for one in members if one.spec.needs)
+        assert asked <= 1 + 1e-9, f"of GPU {gpu} {asked} is asked for"
+        assert gpu not in machine.mechanism(Background).lanes.holder or machine.deadline.draining, (
+            f"a guest beside those who share GPU {gpu}"
         )
 
 

@@ -57,7 +57,7 @@ def result_of(
         lower_bound_s=bounds.makespan_s,
         mean_jct_bound_s=bounds.mean_jct_s,
         overheads=lambda job, attempt: overhead_s(machine, job, attempt),
-        held_from_s=lambda job, attempt: machine.mechanism(Packing).packs.held_from_s(job.id, attempt),
+        held_from_s=machine.ledger.held_from_s,
         downtime_s=downtime_s,
         now_s=machine.run.now,
         keep_jobs=keep_jobs,

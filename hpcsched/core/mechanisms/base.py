@@ -110,6 +110,10 @@ class Mechanism:
         """Ids of the jobs that use a GPU by it."""
         return ()
 
+    def held_from_s(self, job: Job, attempt: Attempt) -> float | None:
+        """Since when an attempt that holds by it has counted as the one that has its devices; None: never."""
+        return attempt.start_s
+
     def lost(self, gpu: int, why: str) -> None:
         """A GPU is lost; jobs that are `on` it know by now."""
 

@@ -9,12 +9,13 @@ from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.mechanisms.elastic.mechanism import Elastic
 from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.model import Role
 from hpcsched.core.parts import Parts
 
 Make = Callable[[Parts], Mechanism]
 
-_made_by: dict[str, Make] = {one.name: one for one in (Packing, Background, Elastic, Cpu)}
+_made_by: dict[str, Make] = {one.name: one for one in (Packing, Sharing, Background, Elastic, Cpu)}
 _BUILT_IN = frozenset(_made_by)
 
 

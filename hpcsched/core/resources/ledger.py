@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Mechanism
-from hpcsched.core.model import Device, HostCores, JobSpec, Role
+from hpcsched.core.model import Attempt, Device, HostCores, JobSpec, Role
 from hpcsched.core.needs import Needs
 from hpcsched.core.resources.gpus import FreeGpus, GpusByHost
 
@@ -174,6 +174,10 @@ class Ledger:
     def owns(self, job: Job) -> bool:
         """Whether the job holds GPUs of its own."""
         return self.holds_by(job) is self._own
+
+    def held_from_s(self, job: Job, attempt: Attempt) -> float | None:
+        """Since when an attempt has counted as the one that has its devices; None: never."""
+        return self.by_role(attempt.role).held_from_s(job, attempt)
 
     # --- leases -----------------------------------------------------------------------------
 

@@ -95,9 +95,7 @@ def test_when_the_holder_leaves_the_next_has_the_gpu():
     short, long, never = machine.run.jobs.values()
     assert (short.attempts[0].role, long.attempts[0].role) == (Role.PRIMARY, Role.PACKED)
     assert machine.mechanism(Packing).packs.inherited_s == {(long.id, 1): short.ended_s}
-    assert [
-        machine.mechanism(Packing).packs.held_from_s(job.id, job.attempts[0]) for job in (short, never)
-    ] == [0.0, None]
+    assert [machine.ledger.held_from_s(job, job.attempts[0]) for job in (short, never)] == [0.0, None]
     result = result_of(machine)
     assert result.gpu_hours * 3600 == pytest.approx(long.ended_s)
     assert result.utilisation == pytest.approx(1.0)

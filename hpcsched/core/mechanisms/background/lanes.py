@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
 
 from hpcsched.core.jobs import Job
-from hpcsched.core.learning import LEAST_S, LEAST_SAMPLES, LEAST_STEPS
+from hpcsched.core.mechanisms.speed import Speed, own_speed
 from hpcsched.core.model import Kind
 from hpcsched.core.reasons import Reason
 
 PACES = (1.0, 0.5, 0.25, 0.125)
 """Shares of its own speed that a background job may be told to keep to, one after the other."""
-
-MOST_RATES = 9
-"""Newest samples of a speed that count: their median does."""
 
 
 @dataclass(slots=True)
@@ -43,62 +39,6 @@ class LaneGuest:
     def share(self) -> float:
         """Of its own speed, what it may use now."""
         return self.pace if self.paused_s is None else 0.0
-
-
-@dataclass(slots=True)
-class Speed:
-    """How fast one attempt of a foreground job goes, in steps per second.
-
-    `alone` and `beside` are the newest samples since it was last changed who runs beside it and how fast:
-    one of them is empty. `own` is the median of the newest `alone` that were enough, known at `own_s`; None:
-    not measured. `anew`: that was after its guests had last been told another pace. `measured_only`: its
-    profile says nothing about it. `step` is the newest that it has told of, done at `heard_s`; `since_step`
-    the one that it had told of at `since_s`, when something last changed beside it (or the first one).
-    """
-
-    attempt: int
-    alone: tuple[float, ...] = ()
-    beside: tuple[float, ...] = ()
-    own: float | None = None
-    own_s: float = 0.0
-    anew: bool = False
-    measured_only: bool = False
-    step: int = 0
-    heard_s: float = 0.0
-    since_step: int = 0
-    since_s: float = 0.0
-    _open: tuple[int, float] | None = None
-
-    @property
-    def contended(self) -> float | None:
-        """Its speed beside its guests as they are now; None while too little is known."""
-        return median(self.beside) if len(self.beside) >= LEAST_SAMPLES else None
-
-    def disturb(self, now: float) -> None:
-        """Something has changed beside it: what was measured before says nothing of now."""
-        self.alone, self.beside, self._open = (), (), None
-        self.since_step, self.since_s = self.step, now
-
-    def hear(self, step: int, at: float) -> None:
-        """It had done `step` steps at `at`: whoever says the same step again says nothing of progress."""
-        if step != self.step:
-            self.step, self.heard_s = step, at
-
-    def observe(self, step: int, at: float, *, shared: bool) -> None:
-        """It had done `step` steps at `at`: what it did since the last look is a sample if that is enough."""
-        if self._open is None or step < self._open[0]:
-            self._open = step, at
-            return
-        steps, seconds = step - self._open[0], at - self._open[1]
-        if steps < LEAST_STEPS or seconds < LEAST_S:
-            return
-        self._open = step, at
-        if shared:
-            self.beside = (*self.beside[1 - MOST_RATES :], steps / seconds)
-            return
-        self.alone = (*self.alone[1 - MOST_RATES :], steps / seconds)
-        if len(self.alone) >= LEAST_SAMPLES:
-            self.own, self.own_s, self.anew = median(self.alone), at, True
 
 
 @dataclass(slots=True)
@@ -160,13 +100,6 @@ class Lanes:
     def gone(self, job_id: int) -> None:
         """The foreground job's attempt is over."""
         self.speeds.pop(job_id, None)
-
-
-def own_speed(speed: Speed | None, expected: float | None) -> float | None:
-    """A foreground job's speed when nobody runs beside it: as measured, else as its profile has it."""
-    if speed and (speed.own is not None or speed.measured_only):
-        return speed.own
-    return expected
 
 
 def slowdown(speed: Speed | None, expected: float | None) -> float | None:

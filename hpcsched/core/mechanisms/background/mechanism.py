@@ -8,9 +8,10 @@ from math import inf
 from hpcsched.core.actions import Pace, Suspend, Terminate
 from hpcsched.core.events import AgentStarted
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.mechanisms.background.lanes import Lanes, Speed
+from hpcsched.core.mechanisms.background.lanes import Lanes
 from hpcsched.core.mechanisms.background.view import BackgroundRule, LaneView, SetPace, Share, Yield
 from hpcsched.core.mechanisms.base import Mechanism
+from hpcsched.core.mechanisms.speed import Speed
 from hpcsched.core.model import JobSpec, JobState, Role
 from hpcsched.core.parts import Parts
 from hpcsched.core.profile import cost_at

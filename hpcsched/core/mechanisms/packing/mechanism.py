@@ -10,16 +10,16 @@ from math import inf
 
 from hpcsched.core.events import AgentStarted
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.mechanisms.packing.packs import Packs, can_ride, is_packed
 from hpcsched.core.mechanisms.packing.view import PackingRule, PackView, Part, Ride
+from hpcsched.core.mechanisms.riders import Riding
 from hpcsched.core.model import JobSpec, Role
 from hpcsched.core.parts import Parts
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
 
 
-class Packing(Mechanism):
+class Packing(Riding):
     """Places in packs; whichever has been there longest inherits the GPU when its holder leaves."""
 
     name = "packing"
@@ -27,43 +27,15 @@ class Packing(Mechanism):
     timer = ("packs", 0, 0)
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__()
         self.packs = Packs()
-        self._run, self._out, self._ledger, self._own = parts.run, parts.out, parts.ledger, parts.own
+        super().__init__(self.packs, parts.run, parts.own)
+        self._out, self._ledger = parts.out, parts.ledger
         self._estimates, self._deadline = parts.estimates, parts.deadline
         self._attempts, self._decisions = parts.attempts, parts.decisions
         self._due = -inf
 
     def needed_by(self, spec: JobSpec) -> bool:
         return is_packed(spec)
-
-    def has(self, job: Job) -> bool:
-        return job.id in self.packs.gpu_of
-
-    # --- leases -----------------------------------------------------------------------------
-
-    def hold(self, job: Job, target: Target) -> None:
-        self.packs.ride(job.id, *target.gpus)
-        job.gpus = target.gpus
-        self._run.touch(job.id)
-
-    def release(self, job: Job) -> None:
-        self.packs.get_off(job.id)
-        job.gpus = ()
-        self._run.touch(job.id)
-
-    def inherit(self, gpu: int) -> bool:
-        riders = self.packs.on((gpu,))
-        if not riders:
-            return False
-        heir = self._run.jobs[riders[0]]
-        self.packs.get_off(heir.id)
-        self.packs.inherited_s[heir.id, heir.attempt] = self._run.now
-        self._own.take_over(heir, gpu)
-        return True
-
-    def on(self, gpu: int) -> tuple[int, ...]:
-        return self.packs.on((gpu,))
 
     # --- jobs that run ----------------------------------------------------------------------
 

@@ -1,0 +1,199 @@
+"""Jobs that share a GPU: each with an attempt of its own, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from hpcsched.core import events as ev
+from hpcsched.core.jobs import Job, Target
+from hpcsched.core.mechanisms.base import Handlers
+from hpcsched.core.mechanisms.riders import Riding
+from hpcsched.core.mechanisms.sharing.shares import Shares, Use, mixture, shares_a_gpu
+from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareView, SharingRule, Worth
+from hpcsched.core.model import JobSpec, Role
+from hpcsched.core.parts import Parts
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.view import LookAgain
+
+MORE = 1.25
+"""So many times the memory that it ran out with is a job's need taken to be, at least (chosen)."""
+
+
+class Sharing(Riding):
+    """Places on GPUs that others hold; whichever has been there longest inherits the GPU."""
+
+    name = "sharing"
+    role = Role.SHARED
+    timer = ("shares", 0, 0)
+
+    def __init__(self, parts: Parts) -> None:
+        self.shares = Shares()
+        super().__init__(self.shares, parts.run, parts.own)
+        self._out, self._ledger, self._rooms = parts.out, parts.ledger, parts.rooms
+        self._estimates, self._deadline = parts.estimates, parts.deadline
+        self._attempts, self._decisions = parts.attempts, parts.decisions
+        self._due = -inf
+
+    def handlers(self) -> Handlers:
+        return {ev.DeviceUseMeasured: self._use_measured}
+
+    def needed_by(self, spec: JobSpec) -> bool:
+        return shares_a_gpu(spec)
+
+    # --- jobs that run ----------------------------------------------------------------------
+
+    def members(self, gpu: int) -> tuple[Job, ...]:
+        """The jobs that share a GPU, its holder first; none where it is not one that does."""
+        holder = self._run.jobs.get(self._own.holder.get(gpu, -1))
+        if holder is None or not shares_a_gpu(holder.spec):
+            return ()
+        return (holder, *(self._run.jobs[job_id] for job_id in self.shares.on((gpu,))))
+
+    def with_it(self, job: Job) -> tuple[Job, ...]:
+        """Who shares a job's GPU, itself among them; none where it is not a job that does."""
+        return self.members(job.gpus[0]) if job.gpus and shares_a_gpu(job.spec) else ()
+
+    def beside(self, job: Job) -> tuple[Job, ...]:
+        """Who shares a job's GPU with it."""
+        return tuple(other for other in self.with_it(job) if other is not job)
+
+    def met(self, job: Job) -> None:
+        """Remember who shares a GPU with whom, and measure anew."""
+        others = self.beside(job)
+        if not others:
+            return
+        self.shares.came_s[job.gpus[0]] = self._run.now
+        self.shares.disturb([other.id for other in others], self._run.now)
+        for other in others:
+            if job.id not in other.current.guests:
+                other.current.guests += (job.id,)
+
+    def over(self, job: Job) -> None:
+        self.shares.disturb([other.id for other in self.beside(job)], self._run.now)
+        self.shares.gone(job.id)
+
+    def saving(self) -> Iterable[Job]:
+        return [self._run.jobs[job_id] for job_id in self.shares.gpu_of]
+
+    def disturbed(self, job: Job, gpus: Iterable[int]) -> list[Job] | None:
+        """Those beside it; where it is by itself, all on its host, as with any job."""
+        return list(self.beside(job)) or None
+
+    def heard(self, job: Job, step: int, at: float) -> None:
+        if shares_a_gpu(job.spec):
+            self.shares.hear(job, step, at)
+
+    def alone(self, job: Job, step: int, at: float) -> bool:
+        if not shares_a_gpu(job.spec):
+            return True
+        shared = self.shares.shared(job)
+        self.shares.hear(job, step, at).observe(step, at, shared=shared)
+        return not shared
+
+    def _use_measured(self, event: ev.DeviceUseMeasured) -> None:
+        job = self._run.about(event)
+        if job is not None:
+            self.shares.measured(job, Use(event.memory_mib, event.busy))
+
+    # --- faults -----------------------------------------------------------------------------
+
+    def suspects(self, job: Job) -> list[tuple[Job, Job]]:
+        """Whoever came last to a job that fails, but each only once; one that came last itself is it."""
+        if not shares_a_gpu(job.spec):
+            return []
+        others = self.beside(job)
+        guests = [self._run.jobs[i] for i in job.current.guests if i not in job.traits.excuses]
+        if guests:
+            return [(guests[-1], job)]
+        return [(job, others[0])] if others and job.id in self.shares.gpu_of else []
+
+    def separate(self, guest: Job, host: Job) -> None:
+        """Have two jobs whose memory, or something else, did not go together meet no more."""
+        if not (shares_a_gpu(guest.spec) and shares_a_gpu(host.spec)):
+            return
+        facts = {"guest": guest.spec.model, "host": host.spec.model, "job": host.id, "name": host.spec.name}
+        reason = Reason(Why.FAULT_TOGETHER, facts)
+        self.shares.costly.setdefault(mixture(guest.spec.model, [host]), reason)
+        used = self.shares.models.get(guest.spec.model, Use()).memory_mib
+        if used is not None:
+            self.shares.needs_more(guest.spec.model, MORE * used)
+        self._out.note(guest, reason)
+
+    # --- decisions --------------------------------------------------------------------------
+
+    def begin_life(self, event: ev.AgentStarted) -> None:
+        self._due = -inf
+        self.shares.idle_s, self.shares.parted = None, set()
+        self.shares.came_s.clear()
+
+    def view(self) -> ShareView:
+        """The shared GPUs as a rule sees them now."""
+        return ShareView(
+            now=self._run.now,
+            shares=self.shares,
+            devices=self._ledger.devices,
+            jobs=self._run.jobs,
+            holders={gpu: self._run.jobs[job_id] for gpu, job_id in self._own.holder.items()},
+            others=self._others,
+            room_mib=self._rooms.memory_left_mib,
+            free=len(self._ledger.free),
+            left_s=self._deadline.left_s(),
+            waiting=self._waiting,
+            in_time=self._deadline.in_time,
+            profile=self._estimates.profile,
+            loaded=self._estimates.loaded,
+            save_s=self._estimates.save_s,
+            launch_s=self._estimates.launch_s,
+        )
+
+    def decide(self) -> None:
+        """Let those that still wait join where the rule says, and part those that do not gain by it."""
+        if not self.used:
+            return
+        waiting, free = len(self._own.queue), len(self._ledger.free)
+        if waiting or not free:
+            self.shares.idle_s = None
+        elif self.shares.idle_s is None:
+            self.shares.idle_s = self._run.now
+        rule: SharingRule | None = self._decisions.rule(self.name)
+        if rule is None or self._decisions.plan_asked or not (waiting or self.shares.gpu_of):
+            return
+        for decision in rule.share(self.view()):
+            match decision:
+                case Join():
+                    self._join(decision.job, decision)
+                case Separate():
+                    self._separate(decision.job, decision)
+                case Worth(jobs=(*others, newest), total=total):
+                    self.shares.worth[mixture(newest.spec.model, others)] = total
+                case LookAgain(at=at) if at != self._due:
+                    self._due = at
+                    self._out.set_timer(self.timer, at)
+
+    def _others(self, gpu: int) -> bool:
+        """Whether a GPU is used by jobs that neither hold it nor share it so."""
+        others = (one for one in self._ledger.mechanisms if one not in (self, self._own))
+        return any(one.on(gpu) for one in others)
+
+    def _waiting(self) -> Iterator[Job]:
+        return (self._run.jobs[job_id] for job_id in self._own.queue.walk(lambda need, nodes: True))
+
+    def _join(self, job: Job, decision: Join) -> None:
+        members = self.members(decision.gpu)
+        if job.id not in self._own.queue or not members or not shares_a_gpu(job.spec):
+            raise self._out.invalid(job, f"cannot share GPU {decision.gpu}")
+        self._out.note(job, decision.reason)
+        self._attempts.launch(job, Target((decision.gpu,), Role.SHARED, self._run.now))
+
+    def _separate(self, job: Job, decision: Separate) -> None:
+        if job.id not in self.shares.gpu_of or not job.settled:
+            raise self._out.invalid(job, "cannot leave the GPU that it shares")
+        self._out.note(job, decision.reason)
+        if decision.moves:
+            self.shares.parted.add(job.id)
+        if decision.from_:
+            self.shares.costly[mixture(job.spec.model, decision.from_)] = decision.reason
+            for other in decision.from_:
+                self._out.note(other, decision.reason)
+        self._attempts.suspend(job)

@@ -1,0 +1,111 @@
+"""Jobs that share GPUs, and what was measured of them: what they use, and how fast they go together.
+
+One of them holds the GPU as any job does; the others ride. Each is a program by itself, which knows nothing
+of the others. (CARMA places trainings so, by memory and utilisation.)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from hpcsched.core.jobs import Job
+from hpcsched.core.mechanisms.riders import Riders
+from hpcsched.core.mechanisms.speed import Speed
+from hpcsched.core.model import JobSpec
+from hpcsched.core.reasons import Reason
+
+Mixture = tuple[str, tuple[str, ...]]
+"""A model, and those of the jobs that it came to, in order of their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a job uses of its GPU (or CPU slot): the most memory so far, in MiB, and the share of the time for
+    which it had it busy, 0 to 1. None: not known."""
+
+    memory_mib: float | None = None
+    busy: float | None = None
+
+
+@dataclass(slots=True)
+class Shares(Riders):
+    """Who shares which GPU, and what is known of that.
+
+    By job id: `speeds` of the newest attempts that run, what those were measured to use (`use`), and why a
+    job shares no GPU any more (`alone`). By model: what one that was alone used (`models`; of memory the most
+    that any had). By mixture of models: why the one that came last is to go to no such GPU again (`costly`),
+    and what all of them did together, in shares of their speeds alone, where that was worth it (`worth`).
+    `came_s` is when the last one came to a GPU, `idle_s` since when a GPU has been free that no job waits
+    for, `parted` who has left a GPU for one in this life of the run.
+    """
+
+    speeds: dict[int, Speed] = field(default_factory=dict)
+    use: dict[int, Use] = field(default_factory=dict)
+    alone: dict[int, Reason] = field(default_factory=dict)
+    models: dict[str, Use] = field(default_factory=dict)
+    costly: dict[Mixture, Reason] = field(default_factory=dict)
+    worth: dict[Mixture, float] = field(default_factory=dict)
+    came_s: dict[int, float] = field(default_factory=dict)
+    idle_s: float | None = None
+    parted: set[int] = field(default_factory=set)
+
+    def speed(self, job: Job) -> Speed | None:
+        """What was measured of the job's newest attempt."""
+        speed = self.speeds.get(job.id)
+        return speed if speed and speed.attempt == job.attempt else None
+
+    def hear(self, job: Job, step: int, at: float) -> Speed:
+        """The job's newest attempt had done `step` steps at `at`, whatever is under way with it."""
+        speed = self.speed(job)
+        if speed is None:
+            speed = Speed(job.attempt, step=step, heard_s=at, since_step=step, since_s=at)
+            self.speeds[job.id] = speed
+        speed.hear(step, at)
+        return speed
+
+    def disturb(self, jobs: Iterable[int], now: float) -> None:
+        """It has changed who is beside these jobs."""
+        for job_id in jobs:
+            if speed := self.speeds.get(job_id):
+                speed.disturb(now)
+
+    def measured(self, job: Job, use: Use) -> None:
+        """The job's newest attempt uses this much; of memory the most that it ever had counts."""
+        self.use[job.id] = _more(self.use.get(job.id, Use()), use)
+        busy = None if self.shared(job) else use.busy
+        self.models[job.spec.model] = _more(self.models.get(job.spec.model, Use()), Use(use.memory_mib, busy))
+
+    def needs_more(self, model: str, memory_mib: float) -> None:
+        """A job of this model has run out of memory with so much."""
+        self.models[model] = _more(self.models.get(model, Use()), Use(memory_mib))
+
+    def is_costly(self, model: str, others: Iterable[str]) -> Reason | None:
+        """Why a job of this model is not to come to those: it was with them, or with some of them."""
+        there = Counter(others)
+        for (newcomer, met), reason in self.costly.items():
+            if newcomer == model and Counter(met) <= there:
+                return reason
+        return None
+
+    def gone(self, job_id: int) -> None:
+        """The job's attempt is over."""
+        self.speeds.pop(job_id, None)
+        self.use.pop(job_id, None)
+
+
+def mixture(model: str, others: Iterable[Job]) -> Mixture:
+    """A model with the jobs that it comes to."""
+    return model, tuple(sorted(other.spec.model for other in others))
+
+
+def shares_a_gpu(spec: JobSpec) -> bool:
+    """Whether a job is content with a part of a GPU."""
+    return spec.needs is not None and spec.needs.share is not None
+
+
+def _more(old: Use, new: Use) -> Use:
+    if new.memory_mib is not None:
+        old = replace(old, memory_mib=max(new.memory_mib, old.memory_mib or 0.0))
+    return old if new.busy is None else replace(old, busy=new.busy)
