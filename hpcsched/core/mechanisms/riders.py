@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.mechanisms.own_gpus import OwnGpus
 from hpcsched.core.model import Attempt
 from hpcsched.core.run import Run
@@ -48,27 +47,26 @@ class Riders:
         return job.id in self.gpu_of or bool(self.on(job.gpus))
 
 
-class Riding(Mechanism):
-    """Leases of those that ride; whoever has been there longest inherits the GPU when its holder leaves."""
+class RiderLeases:
+    """What riders hold; whoever has been there longest inherits the GPU when its holder leaves."""
 
     def __init__(self, riders: Riders, run: Run, own: OwnGpus) -> None:
-        super().__init__()
         self._riders, self._run, self._own = riders, run, own
 
-    def has(self, job: Job) -> bool:
-        return job.id in self._riders.gpu_of
-
     def hold(self, job: Job, target: Target) -> None:
+        """Have a job that starts ride."""
         self._riders.ride(job.id, *target.gpus)
         job.gpus = target.gpus
         self._run.touch(job.id)
 
     def release(self, job: Job) -> None:
+        """Have a job ride no more."""
         self._riders.get_off(job.id)
         job.gpus = ()
         self._run.touch(job.id)
 
     def inherit(self, gpu: int) -> bool:
+        """Whether somebody takes a GPU over from the job that gives it back."""
         riders = self._riders.on((gpu,))
         if not riders:
             return False
@@ -79,7 +77,5 @@ class Riding(Mechanism):
         return True
 
     def held_from_s(self, job: Job, attempt: Attempt) -> float | None:
+        """Since when an attempt that began as a rider has held the GPU; None: never."""
         return self._riders.inherited_s.get((job.id, attempt.number))
-
-    def on(self, gpu: int) -> tuple[int, ...]:
-        return self._riders.on((gpu,))

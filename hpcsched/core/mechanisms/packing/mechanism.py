@@ -10,16 +10,17 @@ from math import inf
 
 from hpcsched.core.events import AgentStarted
 from hpcsched.core.jobs import Job, Target
+from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.mechanisms.packing.packs import Packs, can_ride, is_packed
 from hpcsched.core.mechanisms.packing.view import PackingRule, PackView, Part, Ride
-from hpcsched.core.mechanisms.riders import Riding
-from hpcsched.core.model import JobSpec, Role
+from hpcsched.core.mechanisms.riders import RiderLeases
+from hpcsched.core.model import Attempt, JobSpec, Role
 from hpcsched.core.parts import Parts
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
 
 
-class Packing(Riding):
+class Packing(Mechanism):
     """Places in packs; whichever has been there longest inherits the GPU when its holder leaves."""
 
     name = "packing"
@@ -27,15 +28,36 @@ class Packing(Riding):
     timer = ("packs", 0, 0)
 
     def __init__(self, parts: Parts) -> None:
+        super().__init__()
         self.packs = Packs()
-        super().__init__(self.packs, parts.run, parts.own)
-        self._out, self._ledger = parts.out, parts.ledger
+        self._leases = RiderLeases(self.packs, parts.run, parts.own)
+        self._run, self._out, self._ledger, self._own = parts.run, parts.out, parts.ledger, parts.own
         self._estimates, self._deadline = parts.estimates, parts.deadline
         self._attempts, self._decisions = parts.attempts, parts.decisions
         self._due = -inf
 
     def needed_by(self, spec: JobSpec) -> bool:
         return is_packed(spec)
+
+    def has(self, job: Job) -> bool:
+        return job.id in self.packs.gpu_of
+
+    # --- leases -----------------------------------------------------------------------------
+
+    def hold(self, job: Job, target: Target) -> None:
+        self._leases.hold(job, target)
+
+    def release(self, job: Job) -> None:
+        self._leases.release(job)
+
+    def inherit(self, gpu: int) -> bool:
+        return self._leases.inherit(gpu)
+
+    def held_from_s(self, job: Job, attempt: Attempt) -> float | None:
+        return self._leases.held_from_s(job, attempt)
+
+    def on(self, gpu: int) -> tuple[int, ...]:
+        return self.packs.on((gpu,))
 
     # --- jobs that run ----------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ from math import inf
 
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.mechanisms.base import Handlers
-from hpcsched.core.mechanisms.riders import Riding
+from hpcsched.core.mechanisms.base import Handlers, Mechanism
+from hpcsched.core.mechanisms.riders import RiderLeases
 from hpcsched.core.mechanisms.sharing.shares import Shares, Use, mixture, shares_a_gpu
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareView, SharingRule, Worth
-from hpcsched.core.model import JobSpec, Role
+from hpcsched.core.model import Attempt, JobSpec, Role
 from hpcsched.core.parts import Parts
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
@@ -20,7 +20,7 @@ MORE = 1.25
 """So many times the memory that it ran out with is a job's need taken to be, at least (chosen)."""
 
 
-class Sharing(Riding):
+class Sharing(Mechanism):
     """Places on GPUs that others hold; whichever has been there longest inherits the GPU."""
 
     name = "sharing"
@@ -28,9 +28,11 @@ class Sharing(Riding):
     timer = ("shares", 0, 0)
 
     def __init__(self, parts: Parts) -> None:
+        super().__init__()
         self.shares = Shares()
-        super().__init__(self.shares, parts.run, parts.own)
-        self._out, self._ledger, self._rooms = parts.out, parts.ledger, parts.rooms
+        self._leases = RiderLeases(self.shares, parts.run, parts.own)
+        self._run, self._out, self._ledger, self._own = parts.run, parts.out, parts.ledger, parts.own
+        self._rooms = parts.rooms
         self._estimates, self._deadline = parts.estimates, parts.deadline
         self._attempts, self._decisions = parts.attempts, parts.decisions
         self._due = -inf
@@ -40,6 +42,26 @@ class Sharing(Riding):
 
     def needed_by(self, spec: JobSpec) -> bool:
         return shares_a_gpu(spec)
+
+    def has(self, job: Job) -> bool:
+        return job.id in self.shares.gpu_of
+
+    # --- leases -----------------------------------------------------------------------------
+
+    def hold(self, job: Job, target: Target) -> None:
+        self._leases.hold(job, target)
+
+    def release(self, job: Job) -> None:
+        self._leases.release(job)
+
+    def inherit(self, gpu: int) -> bool:
+        return self._leases.inherit(gpu)
+
+    def held_from_s(self, job: Job, attempt: Attempt) -> float | None:
+        return self._leases.held_from_s(job, attempt)
+
+    def on(self, gpu: int) -> tuple[int, ...]:
+        return self.shares.on((gpu,))
 
     # --- jobs that run ----------------------------------------------------------------------
 
