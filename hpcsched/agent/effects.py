@@ -128,7 +128,7 @@ class Effects:
                 shared=self._machine.mechanism(Background).used,
                 continues=self._machine.run.by_name.get(job.spec.continues or ""),
                 pack=pack_name(job, action, self._machine, self._site),
-                room_mib=self._machine.mechanism(Background).room_mib(job, action.gpus),
+                room_mib=self._machine.ledger.room_mib(job),
             )
             told = self._resuming.planned(job, action, plan, self._machine.run.jobs.values())
             if told is None or not self._launcher.ready_for(told):

@@ -68,8 +68,12 @@ class GpuWatch:
 
     def used_mib(self, gpu: int) -> float | None:
         """The memory that is used on a GPU, in MiB, by its newest sample; None if that is not known."""
-        sample = self._newest.get(gpu)
-        return None if sample is None or gpu in self._late else sample.memory_mib
+        sample = self.sample(gpu)
+        return None if sample is None else sample.memory_mib
+
+    def sample(self, gpu: int) -> Sample | None:
+        """The newest sample of a GPU; None if there is none, or it is old."""
+        return None if gpu in self._late else self._newest.get(gpu)
 
     def look(self, at: float, told: Sequence[ev.Event] = ()) -> list[ev.Event]:
         """The events of samples that have come since the last call; `at`: now, on the run's clock.

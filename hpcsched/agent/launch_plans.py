@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import device_of
 from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.mechanisms.packing.packs import is_packed, key_of
+from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
 from hpcsched.core.model import Device, Kind, PythonEnvironment
+from hpcsched.core.needs import Needs
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
 from hpcsched.launch.base import LaunchPlan
@@ -104,7 +106,7 @@ def launch_plan(
     """The launch plan of a new attempt.
 
     `shared`: there are background jobs in the run. `continues`: the id of the job whose final state it begins
-    with. `pack`: the name of its pack. `room_mib`: what a background job may take of its GPU's memory. Raises
+    with. `pack`: the name of its pack. `room_mib`: what it may take of its device's memory. Raises
     ValueError for a stand-in without a profile or a step count, and for a job without devices.
     """
     if not devices:
@@ -112,7 +114,9 @@ def launch_plan(
     stand_in = None
     if site.stand_ins or job.spec.kind is Kind.REPLAY:
         stand_in = _course(job, action, profile, site.speed)
-    return plan_attempt(
+    # A CPU slot has no memory of its own: what its job may have is main memory.
+    on_slot = shares_a_gpu(job.spec) and devices[0].kind == "cpu"
+    plan = plan_attempt(
         job.spec,
         job_id=job.id,
         attempt=action.attempt,
@@ -125,13 +129,16 @@ def launch_plan(
         resume=action.resume,
         per_gpu=action.per_gpu,
         lane=_lane(job, shared),
-        room_mib=room_mib,
+        room_mib=None if on_slot else room_mib,
         from_step=job.saved_step,
         continues=continues,
         pack=pack,
         environment=site.environment,
         stand_in=stand_in,
     )
+    if not on_slot or room_mib is None:
+        return plan
+    return replace(plan, needs=replace(plan.needs or Needs(), memory_mib=room_mib))
 
 
 def seat_devices(seats: Sequence[Seat]) -> tuple[Device, ...]:

@@ -11,6 +11,7 @@ from typing import Protocol
 from hpcsched.agent.admission import Admission
 from hpcsched.agent.allocation.ending import AllocationEnd
 from hpcsched.agent.clock import RunClock
+from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_watch import GpuWatch
 from hpcsched.agent.inbox import Inbox
@@ -70,6 +71,7 @@ class Resources:
     inbox: Inbox
     snapshot: SnapshotWriter
     gpu_watch: GpuWatch
+    device_use: DeviceUse
     clock: RunClock
     selector: selectors.BaseSelector
     observer: Observer

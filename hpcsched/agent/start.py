@@ -22,6 +22,7 @@ from hpcsched.agent.allocation.requeue import RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
+from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import GpuMemory
 from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, prohibited
@@ -270,6 +271,7 @@ def run(
             inbox=Inbox(rundir),
             snapshot=snapshot,
             gpu_watch=gpu_watch,
+            device_use=DeviceUse(machine, gpu_watch.sample, host="" if hosts.remote else hosts.host_names[0]),
             clock=clock,
             selector=selector,
             observer=observer,

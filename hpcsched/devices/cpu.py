@@ -34,6 +34,12 @@ def cpu_list(cores: Sequence[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+def cpus_of(text: str) -> tuple[int, ...]:
+    """The cores of a list in Linux's format."""
+    runs = (word.partition("-") for word in text.split(","))
+    return tuple(core for first, _, last in runs for core in range(int(first), int(last or first) + 1))
+
+
 class CpuSlots:
     """The cores of this process's affinity mask in `slots` parts. Raises ValueError for none."""
 

@@ -18,7 +18,7 @@ from itertools import islice
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
-from hpcsched.core.mechanisms.sharing.shares import Use, mixture, shares_a_gpu
+from hpcsched.core.mechanisms.sharing.shares import RESERVE, Use, mixture, share_of, shares_a_gpu
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareDecision, ShareView, Worth
 from hpcsched.core.mechanisms.speed import own_speed
 from hpcsched.core.model import ComputeMode, JobState
@@ -34,12 +34,6 @@ MOST_JOBS = 16
 
 MOST_SLOWDOWN = 2.0
 """How many times slower than alone a job becomes by others, at most (chosen)."""
-
-RESERVE = 0.95
-"""Of a GPU's memory, what may be planned with (chosen): contexts and fragments take some."""
-
-GROWTH = 1.1
-"""How many times the memory that was measured of a model a job of it may come to use (chosen)."""
 
 UNKNOWN = 0.5
 """Of a GPU's memory, what must be free for a job of a model of which nothing is known (chosen)."""
@@ -227,17 +221,13 @@ def why_not(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> st
     if full := _asks_too_much(jobs, newcomer) or _too_full(view, gpu, jobs, newcomer):
         return full
     known_as = mixture(newcomer.spec.model, jobs)
-    if known_as in view.shares.worth or all(_asks(job) for job in (*jobs, newcomer)):
+    if known_as in view.shares.worth or all(share_of(job.spec) for job in (*jobs, newcomer)):
         return ""
     return _too_busy(view, gpu, jobs, newcomer)
 
 
-def _asks(job: Job) -> float:
-    return (job.spec.needs.share if job.spec.needs else None) or 0.0
-
-
 def _asks_too_much(jobs: Sequence[Job], newcomer: Job) -> str:
-    asked = sum(_asks(job) for job in (*jobs, newcomer))
+    asked = sum(share_of(job.spec) for job in (*jobs, newcomer))
     return f"with it {asked:.4g} of the GPU would be asked for" if asked > 1 + 1e-9 else ""
 
 
@@ -261,44 +251,29 @@ def _busy(view: ShareView, jobs: Sequence[Job]) -> float:
 
 
 def _too_full(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> str:
-    device = view.devices[gpu]
-    if device.memory_mib is None:  # a slot of cores: main memory is the host's
-        left, wants = view.room_mib(device.host), memory_mib(view, newcomer)
-        if left is None:
-            return ""
-        used = sum((memory_mib(view, job) or 0.0) for job in jobs if not _asked_mib(job, on_gpu=False))
-        if used + (wants or 0.0) <= RESERVE * left:
-            return ""
-        return f"the host has {left:.0f} MiB left, they need {used:.0f} and {wants or 0.0:.0f}"
-    room, known = RESERVE * device.memory_mib, [memory_mib(view, job) for job in jobs]
+    total = view.memory_mib(gpu)
+    if total is None:
+        return ""
+    known = [need_mib(view, gpu, job) for job in jobs]
     if any(mib is None for mib in known):
         return "how much memory those need who train there is not known yet"
-    used = sum(mib or 0.0 for mib in known)
-    wants = memory_mib(view, newcomer)
+    used, wants = sum(mib or 0.0 for mib in known), need_mib(view, gpu, newcomer)
     if wants is None:
-        share = _asks(newcomer) or UNKNOWN
-        wants = share * device.memory_mib
-    if used + wants <= room + 1e-9:
+        wants = UNKNOWN * total
+    if used + wants <= RESERVE * total + 1e-9:
         return ""
-    return f"GPU {gpu} has {device.memory_mib:.0f} MiB, they need {used:.0f} and {wants:.0f}"
+    return f"{used:.0f} of its {total:.0f} MiB are needed there, and {wants:.0f} by this job"
 
 
-def memory_mib(view: ShareView, job: Job) -> float | None:
-    """The memory that a job needs on its device, in MiB: as it asks for, else as measured of its model, else
-    by its profile. None: not known."""
-    on_gpu = any(device.memory_mib is not None for device in view.devices.values())
-    if (asked := _asked_mib(job, on_gpu=on_gpu)) is not None:
-        return asked
-    measured = view.shares.models.get(job.spec.model, Use()).memory_mib
-    if measured is not None:
-        return GROWTH * measured
-    profile = view.loaded(job)
-    return cost_at(profile.memory_mib, 1) if profile else None
-
-
-def _asked_mib(job: Job, *, on_gpu: bool) -> float | None:
-    needs = job.spec.needs
-    return None if needs is None else needs.gpu_memory_mib if on_gpu else needs.memory_mib
+def need_mib(view: ShareView, gpu: int, job: Job) -> float | None:
+    """The memory that a job needs there, in MiB: as it asks for, else as measured of its model, else by its
+    profile, else its share. None: not known."""
+    on_gpu = view.devices[gpu].kind != "cpu"
+    known = view.shares.need_mib(job.spec, on_gpu=on_gpu)
+    profile = view.loaded(job) if known is None and on_gpu else None
+    known = cost_at(profile.memory_mib, 1) if profile else known
+    share = share_of(job.spec)
+    return (share * (view.memory_mib(gpu) or 0.0) or None) if known is None and share else known
 
 
 def _because(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> str:
@@ -306,8 +281,8 @@ def _because(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> s
     total = view.shares.worth.get(mixture(newcomer.spec.model, jobs))
     if total is not None:
         return f"such jobs do {total:.2f} times what one does alone"
-    asked = sum(_asks(job) for job in (*jobs, newcomer))
-    if all(_asks(job) for job in (*jobs, newcomer)):
+    asked = sum(share_of(job.spec) for job in (*jobs, newcomer))
+    if all(share_of(job.spec) for job in (*jobs, newcomer)):
         return f"they ask for {asked:.4g} of it together"
     busy = _busy(view, jobs)
     return f"those there have it busy for {busy:.0%} of the time" if busy else "to be measured"

@@ -174,6 +174,14 @@ class Mechanism:
     def separate(self, guest: Job, host: Job) -> None:
         """A job that used the host's GPU is under suspicion: it shares none any more."""
 
+    def ran_out(self, job: Job) -> bool:
+        """A job has exceeded its limit of memory: whether that was one that it had not asked for."""
+        return False
+
+    def room_mib(self, job: Job) -> float | None:
+        """The most memory that a job that is launched may take of its device, in MiB; None: not limited."""
+        return None
+
     def left_unasked(self, job: Job) -> str:
         """Why a job has saved and left unasked, if because of it; else ""."""
         return ""

@@ -179,6 +179,10 @@ class Ledger:
         """Since when an attempt has counted as the one that has its devices; None: never."""
         return self.by_role(attempt.role).held_from_s(job, attempt)
 
+    def room_mib(self, job: Job) -> float | None:
+        """The most memory that a job that is launched may take of its device, in MiB; None: not limited."""
+        return next((mib for room in self.hooks("room_mib") if (mib := room(job)) is not None), None)
+
     # --- leases -----------------------------------------------------------------------------
 
     def hold(self, job: Job, target: Target) -> None:

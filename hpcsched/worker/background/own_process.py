@@ -20,13 +20,13 @@ _EXCLUSIVE_PROCESS = 3
 
 
 def cap_memory(environ: Mapping[str, str], device: Any) -> None:
-    """Have torch take no more of its GPU than this process's background job may; it then runs out of memory
-    where the foreground would have.
+    """Have torch take no more of its GPU than this process's job may, which others use too; it then runs out
+    of memory where they would have.
 
     `device`: a CUDA torch.device. Nothing is capped where nothing is told, nor in a foreground, and so in a
     guest, which is in the foreground's process. Raises ConfigError for a limit that is none.
     """
-    if settings.lane(environ) != "background" or (most := settings.memory_mib(environ)) is None:
+    if settings.lane(environ) == "foreground" or (most := settings.memory_mib(environ)) is None:
         return
     import torch
 

@@ -79,11 +79,11 @@ class Background(Mechanism):
         holder = self._own.holder
         return [self._run.jobs[holder[gpu]] for gpu in job.gpus if gpu in holder]
 
-    def room_mib(self, job: Job, gpus: tuple[int, ...]) -> float | None:
+    def room_mib(self, job: Job) -> float | None:
         """What a background job may take of its GPU's memory, in MiB: all but what the profile of the
         foreground job there says; None where that is not known, or nobody is there."""
-        holder = self._own.holder.get(gpus[0]) if job.spec.background and gpus else None
-        device = None if holder is None else self._ledger.devices.get(gpus[0])
+        holder = self._own.holder.get(job.gpus[0]) if job.spec.background and job.gpus else None
+        device = None if holder is None else self._ledger.devices.get(job.gpus[0])
         if holder is None or device is None or device.memory_mib is None:
             return None
         host = self._run.jobs[holder]

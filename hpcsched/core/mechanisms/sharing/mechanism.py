@@ -9,7 +9,16 @@ from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Handlers, Mechanism
 from hpcsched.core.mechanisms.riders import RiderLeases
-from hpcsched.core.mechanisms.sharing.shares import Shares, Use, mixture, shares_a_gpu
+from hpcsched.core.mechanisms.sharing.shares import (
+    GROWTH,
+    RESERVE,
+    Shares,
+    Use,
+    asked_mib,
+    mixture,
+    share_of,
+    shares_a_gpu,
+)
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareView, SharingRule, Worth
 from hpcsched.core.model import Attempt, JobSpec, Role
 from hpcsched.core.parts import Parts
@@ -32,7 +41,6 @@ class Sharing(Mechanism):
         self.shares = Shares()
         self._leases = RiderLeases(self.shares, parts.run, parts.own)
         self._run, self._out, self._ledger, self._own = parts.run, parts.out, parts.ledger, parts.own
-        self._rooms = parts.rooms
         self._estimates, self._deadline = parts.estimates, parts.deadline
         self._attempts, self._decisions = parts.attempts, parts.decisions
         self._due = -inf
@@ -80,8 +88,47 @@ class Sharing(Mechanism):
         """Who shares a job's GPU with it."""
         return tuple(other for other in self.with_it(job) if other is not job)
 
+    def device_mib(self, gpu: int) -> float | None:
+        """The memory of a device; of a CPU slot, its part of the main memory. None: not known."""
+        device = self._ledger.devices.get(gpu)
+        if device is None or device.memory_mib is not None or device.kind != "cpu":
+            return device.memory_mib if device else None
+        host = self._ledger.host_cores.get(device.host)
+        if host is None or host.memory_mib is None:
+            return None
+        return host.memory_mib / max(1, self._ledger.gpus_on(device.host))
+
+    def room_mib(self, job: Job) -> float | None:
+        """The most memory that a job that shares a device may take of it, in MiB; None: no limit is known, or
+        it was there first."""
+        gpus = job.gpus if shares_a_gpu(job.spec) else ()
+        on_gpu = any(self._ledger.devices[gpu].kind != "cpu" for gpu in gpus if gpu in self._ledger.devices)
+        asked = asked_mib(job.spec, on_gpu=on_gpu) if gpus else None
+        return self.shares.limits.get(job.id) if asked is None else asked
+
+    def _limit(self, job: Job, others: tuple[Job, ...]) -> None:
+        """Note what those who are there leave to a job."""
+        gpu = job.gpus[0]
+        total, device = self.device_mib(gpu), self._ledger.devices[gpu]
+        if total is None or asked_mib(job.spec, on_gpu=device.kind != "cpu") is not None:
+            return
+        limit = share_of(job.spec) * total
+        if not limit and others:
+            needs = [self.shares.need_mib(one.spec, on_gpu=device.kind != "cpu") for one in (job, *others)]
+            limit = max(RESERVE * total - sum(need or 0.0 for need in needs[1:]), needs[0] or 0.0)
+        if limit > 0:
+            self.shares.limits[job.id] = limit
+
+    def ran_out(self, job: Job) -> bool:
+        if job.id not in self.shares.limits:
+            return False
+        self.shares.needs_more(job.spec.model, MORE / GROWTH * self.shares.limits[job.id])
+        return True
+
     def met(self, job: Job) -> None:
         """Remember who shares a GPU with whom, and measure anew."""
+        if self.with_it(job) and job.id not in self.shares.limits:
+            self._limit(job, self.beside(job))
         others = self.beside(job)
         if not others:
             return
@@ -158,7 +205,7 @@ class Sharing(Mechanism):
             jobs=self._run.jobs,
             holders={gpu: self._run.jobs[job_id] for gpu, job_id in self._own.holder.items()},
             others=self._others,
-            room_mib=self._rooms.memory_left_mib,
+            memory_mib=self.device_mib,
             free=len(self._ledger.free),
             left_s=self._deadline.left_s(),
             waiting=self._waiting,

@@ -16,6 +16,12 @@ from hpcsched.core.mechanisms.speed import Speed
 from hpcsched.core.model import JobSpec
 from hpcsched.core.reasons import Reason
 
+GROWTH = 1.1
+"""How many times the memory that was measured of a model a job of it may come to use (chosen)."""
+
+RESERVE = 0.95
+"""Of a device's memory, what may be planned with (chosen): contexts and fragments take some."""
+
 Mixture = tuple[str, tuple[str, ...]]
 """A model, and those of the jobs that it came to, in order of their names."""
 
@@ -33,17 +39,18 @@ class Use:
 class Shares(Riders):
     """Who shares which GPU, and what is known of that.
 
-    By job id: `speeds` of the newest attempts that run, what those were measured to use (`use`), and why a
-    job shares no GPU any more (`alone`). By model: what one that was alone used (`models`; of memory the most
-    that any had). By mixture of models: why the one that came last is to go to no such GPU again (`costly`),
-    and what all of them did together, in shares of their speeds alone, where that was worth it (`worth`).
+    By job id: `speeds` of the newest attempts that run, what those were measured to use (`use`), and the
+    memory that they may use at most, where they did not ask for it (`limits`, MiB). By model: what one that
+    was alone used (`models`; of memory the most that any had). By mixture of models: why the one that came
+    last is to go to no such GPU again (`costly`), and what all of them did together, in shares of their
+    speeds alone, where that was worth it (`worth`).
     `came_s` is when the last one came to a GPU, `idle_s` since when a GPU has been free that no job waits
     for, `parted` who has left a GPU for one in this life of the run.
     """
 
     speeds: dict[int, Speed] = field(default_factory=dict)
     use: dict[int, Use] = field(default_factory=dict)
-    alone: dict[int, Reason] = field(default_factory=dict)
+    limits: dict[int, float] = field(default_factory=dict)
     models: dict[str, Use] = field(default_factory=dict)
     costly: dict[Mixture, Reason] = field(default_factory=dict)
     worth: dict[Mixture, float] = field(default_factory=dict)
@@ -77,6 +84,13 @@ class Shares(Riders):
         busy = None if self.shared(job) else use.busy
         self.models[job.spec.model] = _more(self.models.get(job.spec.model, Use()), Use(use.memory_mib, busy))
 
+    def need_mib(self, spec: JobSpec, *, on_gpu: bool) -> float | None:
+        """The memory that a job needs on its device: as it asks for, else as measured of its model; None: not
+        known. On a CPU slot that is main memory."""
+        asked = asked_mib(spec, on_gpu=on_gpu)
+        measured = self.models.get(spec.model, Use()).memory_mib
+        return asked if asked is not None or measured is None else GROWTH * measured
+
     def needs_more(self, model: str, memory_mib: float) -> None:
         """A job of this model has run out of memory with so much."""
         self.models[model] = _more(self.models.get(model, Use()), Use(memory_mib))
@@ -93,6 +107,7 @@ class Shares(Riders):
         """The job's attempt is over."""
         self.speeds.pop(job_id, None)
         self.use.pop(job_id, None)
+        self.limits.pop(job_id, None)
 
 
 def mixture(model: str, others: Iterable[Job]) -> Mixture:
@@ -103,6 +118,16 @@ def mixture(model: str, others: Iterable[Job]) -> Mixture:
 def shares_a_gpu(spec: JobSpec) -> bool:
     """Whether a job is content with a part of a GPU."""
     return spec.needs is not None and spec.needs.share is not None
+
+
+def asked_mib(spec: JobSpec, *, on_gpu: bool) -> float | None:
+    """The memory that a job asks for on its device, in MiB."""
+    return None if spec.needs is None else spec.needs.gpu_memory_mib if on_gpu else spec.needs.memory_mib
+
+
+def share_of(spec: JobSpec) -> float:
+    """The share of a GPU that a job asks for; 0: it asks for none, but takes what is left."""
+    return (spec.needs.share if spec.needs else None) or 0.0
 
 
 def _more(old: Use, new: Use) -> Use:

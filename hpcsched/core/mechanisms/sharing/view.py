@@ -50,8 +50,9 @@ class ShareView:
     """What the rules of shared GPUs see; reading it changes nothing, and it lives for one decision.
 
     `holders` are the jobs that hold a GPU, by GPU, `shares` those that ride with them, and what is known.
-    `others(gpu)` says whether jobs of other kinds use it too, `room_mib(host)` how much main memory of a host
-    no job has asked for (None: not known). `waiting()` walks all jobs that wait for GPUs in FIFO order.
+    `others(gpu)` says whether jobs of other kinds use it too, `memory_mib(gpu)` how much memory it has (None:
+    not known; that of a CPU slot is its part of main memory). `waiting()` walks all jobs that wait for GPUs
+    in FIFO order.
     `free` is the number of GPUs that nobody holds; `profile(job)` is what is known of its model's speed,
     `loaded(job)` the profile as it was given. The rest is as in `View`.
     """
@@ -62,7 +63,7 @@ class ShareView:
     jobs: Mapping[int, Job]
     holders: Mapping[int, Job]
     others: Callable[[int], bool]
-    room_mib: Callable[[str], float | None]
+    memory_mib: Callable[[int], float | None]
     free: int
     left_s: float
     waiting: Callable[[], Iterator[Job]]

@@ -162,10 +162,9 @@ def test_only_where_both_are_known_to_fit_into_the_gpus_memory(memory, why):
     run.submit(front(), back())
     run.runs("f")
     assert (run.job("b").state is JobState.STARTING) == (why is None)
-    known = memory.get("front")
-    room = None if known is None else 100.0 - known
-    assert run.machine.mechanism(Background).room_mib(run.job("b"), (0,)) == room
-    assert run.machine.mechanism(Background).room_mib(run.job("f"), (0,)) is None
+    room = None if why else 100.0 - memory["front"]
+    assert run.machine.ledger.room_mib(run.job("b")) == room
+    assert run.machine.ledger.room_mib(run.job("f")) is None
     if why:
         assert list(why_waiting(run.machine.mechanism(Background).view(), run.job("b"))) == [(0, why)]
 
