@@ -18,7 +18,7 @@ from itertools import islice
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
-from hpcsched.core.mechanisms.sharing.shares import RESERVE, Use, mixture, share_of, shares_a_gpu
+from hpcsched.core.mechanisms.sharing.shares import MOST_JOBS, RESERVE, Use, mixture, share_of, shares_a_gpu
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareDecision, ShareView, Worth
 from hpcsched.core.mechanisms.speed import own_speed
 from hpcsched.core.model import ComputeMode, JobState
@@ -28,9 +28,6 @@ from hpcsched.core.view import LookAgain
 
 WINDOW = 100
 """Waiting jobs that are looked at: a decision must not take time in the length of the queue."""
-
-MOST_JOBS = 16
-"""Jobs on a GPU, at most (chosen)."""
 
 MOST_SLOWDOWN = 2.0
 """How many times slower than alone a job becomes by others, at most (chosen)."""

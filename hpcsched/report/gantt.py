@@ -51,7 +51,7 @@ def gantt_svg(results: Sequence[Result], path: Path) -> None:
     """Draw `results` into the SVG file `path`, which appears whole or not at all.
 
     The same results give the same bytes. Bars are attempts, coloured by job: solid as primary, light and
-    hatched as secondary, low in the background, one above the other where they are packed; their dark parts
+    hatched as secondary, low in the background, one above the other where they share a GPU; their dark parts
     are starts, resumes and suspends, where known. Jobs on CPU cores lie one upon the other, as high as they
     have cores; a line above them is how many there are.
 
@@ -346,11 +346,11 @@ _WHOLE: _Strip = (0, 1)
 
 
 def _strips(bars: Sequence[tuple[JobResult, AttemptResult]], end_s: float) -> dict[tuple[int, float], _Strip]:
-    """For attempts that share a GPU as packed ones do: which of how many parts of its row each gets.
+    """For attempts that share a GPU, packed or side by side: which of how many parts of its row each gets.
 
     By job and start. Attempts that overlap, also by way of others, have parts of the same height.
     """
-    packed = {attempt.gpus[0] for _, attempt in bars if attempt.role is Role.PACKED}
+    packed = {attempt.gpus[0] for _, attempt in bars if attempt.role in (Role.PACKED, Role.SHARED)}
     strips: dict[tuple[int, float], _Strip] = {}
     for gpu in packed:
         mine = [

@@ -286,8 +286,8 @@ def steps_done(job: JobResult) -> str:
 
 
 def stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
-    """GPU counts and roles over time, `3s > 4p`, or CPU cores, `0.3c > 0.9c`; the middle is left out where
-    there are more than `most`."""
+    """GPU counts and roles over time, `3s > 4p`, `1+` on a shared one, or CPU cores, `0.3c > 0.9c`; the middle
+    is left out where there are more than `most`."""
     stretches = [key for key, _ in groupby(map(_held, job.attempts))]
     if len(stretches) > most:
         stretches = [*stretches[: most - 2], "..", stretches[-1]]
@@ -297,7 +297,7 @@ def stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
 def _held(attempt: AttemptResult) -> str:
     if attempt.role is Role.CORES:
         return cores_text(attempt.cores)
-    return f"{len(attempt.gpus)}{attempt.role[0]}"
+    return f"{len(attempt.gpus)}{'+' if attempt.role is Role.SHARED else attempt.role[0]}"
 
 
 def _total(columns: Sequence[_Column]) -> int:

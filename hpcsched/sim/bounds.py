@@ -43,7 +43,8 @@ class BoundJob:
 
     GPUs are counted on each of its `nodes` hosts. `steps` is its whole work, `submit_s` when it comes,
     `after` the indices of the jobs that must have ended before it starts. `gpus_max` None means "as many
-    as there are". `in_place` says that its GPU count may change without a restart.
+    as there are". `in_place` says that its GPU count may change without a restart. `share` is the least
+    share of a GPU that it has while it runs there: with others it may be there in 1 / `share` times.
     """
 
     profile: Profile | None
@@ -54,6 +55,7 @@ class BoundJob:
     nodes: int = 1
     after: tuple[int, ...] = ()
     in_place: bool = False
+    share: float = 1.0
 
 
 def lower_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float | None:
@@ -73,8 +75,9 @@ def lower_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float 
     if tables is None:
         return None
     starts, ends = _earliest(jobs, [min(table.values()) for table in tables])
-    areas = [_area(table) for table in tables]
-    lp_s = _lp_bound_s(tables, gpus * hosts, starts)
+    areas = [_area(table) * job.share for table, job in zip(tables, jobs, strict=True)]
+    shared = any(job.share < 1 for job in jobs)
+    lp_s = 0.0 if shared else _lp_bound_s(tables, gpus * hosts, starts)
     return max([0.0, *ends, *_area_bounds(starts, areas, gpus * hosts), lp_s])
 
 
@@ -102,7 +105,8 @@ def mean_jct_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> flo
         return None if tables is None else 0.0
     heights = [min(table.values()) for table in tables]
     starts, _ = _earliest(jobs, heights)
-    weights = [_area(table) / (gpus * hosts) for table in tables]
+    shares = [job.share / (gpus * hosts) for job in jobs]
+    weights = [_area(table) * share for table, share in zip(tables, shares, strict=True)]
     total = sum(starts) + sum(heights)
     for sizes in (weights, _cuts(weights, heights)):
         shares = [size / weight if weight > 0 else 0.0 for size, weight in zip(sizes, weights, strict=True)]

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, plural, say
-from hpcsched.cli.jobs import about_background, about_batches, about_cpu, about_packing
+from hpcsched.cli.jobs import about_background, about_batches, about_cpu, about_packing, about_sharing
 from hpcsched.cli.jobs.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -80,7 +80,8 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
     say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
     if reason:
         say(f"  because: {reason}")
-    for line in [*about_batches.as_it_is(rundir, found.id), *about_cpu.as_it_is(on_cores)]:
+    now = [*about_cpu.as_it_is(on_cores), *about_sharing.as_it_is(machine, found)]
+    for line in [*about_batches.as_it_is(rundir, found.id), *now]:
         say(f"  now: {line}")
     if saves:
         say(f"  saving: {saves}")
@@ -140,7 +141,8 @@ def what_is_next(machine: Machine, job: Job) -> list[str]:
         free = f"{len(machine.ledger.free)} of {plural(len(machine.ledger.devices), 'GPU')} free"
         before = plural(_jobs_before(machine, job), "job")
         line = f"{before} before it; {free}; it wants {_wants(machine, job)}"
-        return [line, *about_packing.why_not(machine, job), *_no_better(machine), *_planned_end(machine, job)]
+        others = [*about_packing.why_not(machine, job), *about_sharing.why_not(machine, job)]
+        return [line, *others, *_no_better(machine), *_planned_end(machine, job)]
     return [] if job.state.final or job.held or job.state is JobState.HELD else _planned_end(machine, job)
 
 

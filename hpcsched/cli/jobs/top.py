@@ -231,7 +231,7 @@ class Screen:
         """A line a host (or more): which job has each GPU, and how busy it is."""
         guests = {gpu.index: gpu.job for gpu in status.gpus if gpu.lane == "background"}
         gpus = [gpu for gpu in status.gpus if gpu.lane == "foreground"]
-        riders = Counter(job.gpus[0] for job in status.jobs if job.role == "packed" and job.gpus)
+        riders = Counter(job.gpus[0] for job in status.jobs if job.role in ("packed", "shared") and job.gpus)
         by_host: dict[str, list[GpuStatus]] = {}
         for gpu in gpus:
             by_host.setdefault(gpu.host, []).append(gpu)

@@ -71,7 +71,7 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
                 told = (n.reason for n in job.story[-1:] if n.reason.why is Why.PACED and n.at == action.at)
                 lines += [f"{_name(job)} {reason}" for reason in told]
             case Suspend():
-                lines.append(f"{_name(job)} is asked to save{_to_go_on(job)}")
+                lines.append(f"{_name(job)} is asked to save{_to_go_on(job) or _apart(job, action.at)}")
             case Terminate():
                 lines.append(f"{_name(job)} is told to end (SIGTERM)")
             case Kill():
@@ -100,9 +100,12 @@ _PLACING = frozenset(
         Why.IDLE_GPU,
         Why.BESIDE,
         Why.PACKED,
+        Why.SHARED,
     }
 )
 """The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""
+
+_PARTING = frozenset({Why.PARTED, Why.SLOWER_TOGETHER, Why.MOVED_APART})
 
 _IN_PLACE = frozenset({Why.RESIZED_IN_PLACE, Why.RESEATED, Why.RESIZE_FAILED})
 
@@ -137,6 +140,12 @@ def _to_go_on(job: Job) -> str:
     if job.target.seats:
         return f" to go on {_cores(job.target.seats)}: {job.target.why}"
     return f" to go on with {len(job.target.gpus)} GPUs"
+
+
+def _apart(job: Job, at: float) -> str:
+    """Why a job leaves others that it has shared a GPU with, where that was decided now."""
+    told = (note.reason for note in job.story[-1:] if note.at == at and note.reason.why in _PARTING)
+    return next((f": {reason}" for reason in told), "")
 
 
 def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:

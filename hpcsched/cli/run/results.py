@@ -12,6 +12,7 @@ from hpcsched.core.events import Event
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.packing.mechanism import Packing
+from hpcsched.core.mechanisms.sharing.shares import MOST_JOBS, share_of, shares_a_gpu
 from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Role
 from hpcsched.core.profile import Profile
 from hpcsched.report.result import Result, summarise
@@ -109,6 +110,7 @@ def bounds_of(machine: Machine) -> Bounds:
             nodes=job.spec.nodes,
             after=tuple(index[name] for name in job.spec.after if name in index),
             in_place=job.in_place or any(attempt.ended is Ended.RESIZED for attempt in job.attempts),
+            share=max(share_of(job.spec), 1 / MOST_JOBS) if shares_a_gpu(job.spec) else 1.0,
         )
         for job in foreground
     ]

@@ -16,6 +16,9 @@ from hpcsched.core.mechanisms.speed import Speed
 from hpcsched.core.model import JobSpec
 from hpcsched.core.reasons import Reason
 
+MOST_JOBS = 16
+"""Jobs on a device, at most (chosen)."""
+
 GROWTH = 1.1
 """How many times the memory that was measured of a model a job of it may come to use (chosen)."""
 

@@ -1,0 +1,36 @@
+"""Shared GPUs, in words, for `explain`: whom a job shares one with and what that costs, or why it waits."""
+
+from __future__ import annotations
+
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.sharing.mechanism import Sharing
+from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
+from hpcsched.core.needs import said_mib
+
+
+def as_it_is(machine: Machine, job: Job) -> list[str]:
+    """Whom a running job shares its GPU with, what it keeps of its speed there, and what it uses."""
+    sharing = machine.mechanism(Sharing)
+    if not sharing.with_it(job):
+        return []
+    from hpcsched.policy.sharing import kept
+
+    others = ", ".join(f"job {other.id} ({other.spec.name})" for other in sharing.beside(job))
+    lines = [f"it shares GPU {job.gpus[0]} with {others}" if others else f"it is alone on GPU {job.gpus[0]}"]
+    share = kept(sharing.view(), job) if others else None
+    if others:
+        lines[0] += f", at {share:.2f} of its speed alone" if share is not None else ", being measured"
+    use = sharing.shares.use.get(job.id)
+    said = [f"{said_mib(use.memory_mib)} of memory"] if use and use.memory_mib else []
+    said += [f"the device for {use.busy:.0%} of the time"] if use and use.busy is not None else []
+    return [*lines, *([f"it uses {' and '.join(said)}"] if said else [])]
+
+
+def why_not(machine: Machine, job: Job) -> list[str]:
+    """GPU by GPU, why a waiting job that is content with a part of one shares it with nobody there."""
+    if not shares_a_gpu(job.spec):
+        return []
+    from hpcsched.policy.sharing import why_waiting
+
+    return [f"not on GPU {gpu}: {why}" for gpu, why in why_waiting(machine.mechanism(Sharing).view(), job)]
