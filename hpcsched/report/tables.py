@@ -286,8 +286,8 @@ def steps_done(job: JobResult) -> str:
 
 
 def stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
-    """GPU counts and roles over time, `3s > 4p`, `1+` on a shared one, or CPU cores, `0.3c > 0.9c`; the middle
-    is left out where there are more than `most`."""
+    """GPU counts and roles over time, `3s > 4p`, `1+` on a shared one, or CPU cores, `0.3c > 0.9c`; the
+    middle is left out where there are more than `most`."""
     stretches = [key for key, _ in groupby(map(_held, job.attempts))]
     if len(stretches) > most:
         stretches = [*stretches[: most - 2], "..", stretches[-1]]
