@@ -47,6 +47,7 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.IDLE_GPU: "[Two jobs on one GPU](lanes.md)",
         Why.BESIDE: "[Two jobs on one GPU](lanes.md)",
         Why.PACKED: "[Packing](packing.md)",
+        Why.SHARED: "[Sharing a GPU](sharing.md)",
     },
     "How many processes its command is started as": {
         Why.ONE_PROCESS: f"Set `processes` in the job file: {_PROCESSES}.",
@@ -80,6 +81,14 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.QUARANTINED: "It gets only GPUs that no other job has.",
         Why.EXCUSED: "Does not count among `retries`.",
         Why.ENDS_SOON: "Nothing to do: it goes on in the next allocation.",
+    },
+    "On a shared GPU": {
+        Why.SLOWER_TOGETHER: "Told to all of them; it holds for these models and for this run. "
+        "[Sharing a GPU](sharing.md)",
+        Why.FAULT_TOGETHER: "Out of memory, as a rule: `gpu_memory` in the [job file](job-files.md) says "
+        "what it needs.",
+        Why.NOT_ITS_FAULT: "Does not count among `retries`.",
+        Why.MOVED_APART: "[Sharing a GPU](sharing.md)",
     },
     "In a pack": {
         Why.PARTED: "[Packing](packing.md)",

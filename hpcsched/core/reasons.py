@@ -71,6 +71,7 @@ class Why(StrEnum):
     LEFT_PACK = "LeftPack"
     SLOWER_TOGETHER = "SlowerTogether"
     FAULT_TOGETHER = "FaultTogether"
+    NOT_ITS_FAULT = "NotItsFault"
     MOVED_APART = "MovedApart"
     ADDED = "Added"
     """Of a mechanism that another package adds: what it says is in its facts."""
@@ -183,6 +184,7 @@ _WORDS = {
     Why.SLOWER_TOGETHER: "{guest} leaves {hosts} on GPU {gpu}: {because}; they share no GPU any more",
     Why.FAULT_TOGETHER: "there was a fault while {guest} shared a GPU with job {job} ({name}, {host}): they "
     "share none any more",
+    Why.NOT_ITS_FAULT: "job {job} ({name}) had come to share its GPU: that counts as no failure",
     Why.MOVED_APART: "leaves the {others} that it shares GPU {gpu} with for a GPU that nobody has: done "
     "about {sooner:.0f} s sooner, {cost:.1f} s for saving and going on",
     Why.PROPOSED: "proposes {gpus} GPUs (it has {old}) for its next epoch: with global batches of about "

@@ -188,7 +188,8 @@ class Endings:
                 separate(guest, host)
         if guests := [guest for guest, host in suspects if host is job]:
             job.has(excuses=(*job.traits.excuses, *(guest.id for guest in guests)))
-            self._out.note(job, Reason(Why.EXCUSED, {"job": guests[0].id, "name": guests[0].spec.name}))
+            why = Why.EXCUSED if guests[0].spec.background else Why.NOT_ITS_FAULT
+            self._out.note(job, Reason(why, {"job": guests[0].id, "name": guests[0].spec.name}))
             self.back_to_waiting(job)
             return
         job.failures += 1
