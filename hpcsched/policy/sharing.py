@@ -48,8 +48,6 @@ SETTLED_S = 30.0
 FAR = 4
 """So many times as long as measuring takes alone is waited for a job beside others: it is far slower then."""
 
-_THERE = (JobState.STARTING, JobState.RUNNING)
-
 
 class ShareGpus:
     """Has jobs that are content with a part of a GPU share one.
@@ -123,12 +121,17 @@ def _measurable(view: ShareView, job: Job) -> bool:
     return job.reports and alone(view, job) is not None
 
 
+def _all_there(jobs: Sequence[Job]) -> bool:
+    return all(job.state is JobState.RUNNING and job.ready and not job.wanted for job in jobs)
+
+
 def _settled(view: ShareView, gpu: int, jobs: Sequence[Job]) -> bool:
     """Whether those on a GPU are known as they are now."""
+    if not _all_there(jobs):
+        return False
     for job in jobs:
-        if job.state is not JobState.RUNNING or not job.ready or job.wanted:
-            return False
-        since_s = max(view.shares.came_s.get(gpu, 0.0), job.current.ready_s or view.now)
+        ready_s = view.now if job.current.ready_s is None else job.current.ready_s
+        since_s = max(view.shares.came_s.get(gpu, 0.0), ready_s)
         waited = view.now >= since_s + SETTLED_S
         known = alone(view, job) is not None if len(jobs) == 1 else kept(view, job) is not None
         if not (known or (waited and not _measurable(view, job))):
@@ -145,10 +148,10 @@ def _judged(view: ShareView, gpu: int, jobs: list[Job]) -> Iterator[ShareDecisio
         return
     *others, newest = jobs
     known_as = mixture(newest.spec.model, others)
-    if not _settled(view, gpu, jobs):
+    shares = {job.id: kept(view, job) for job in jobs}
+    if not _all_there(jobs) or any(shares[job.id] is None and _measurable(view, job) for job in jobs):
         yield LookAgain(at=view.now + LOOK_S)
         return
-    shares = {job.id: kept(view, job) for job in jobs}
     if because := _why_apart(jobs, shares):
         if newest.settled:
             facts = {
@@ -209,7 +212,7 @@ def why_not(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> st
         return "other jobs use it too"
     if device.compute_mode is ComputeMode.EXCLUSIVE_PROCESS:
         return f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS, and they are processes of their own"
-    if any(job.wanted or job.state not in _THERE for job in jobs):
+    if any(job.wanted or job.state is JobState.SUSPENDING for job in jobs):
         return "one of those who train there is leaving"
     if len(jobs) >= MOST_JOBS:
         return f"{len(jobs)} train there, at most {MOST_JOBS} may"
@@ -270,7 +273,7 @@ def need_mib(view: ShareView, gpu: int, job: Job) -> float | None:
     profile = view.loaded(job) if known is None and on_gpu else None
     known = cost_at(profile.memory_mib, 1) if profile else known
     share = share_of(job.spec)
-    return (share * (view.memory_mib(gpu) or 0.0) or None) if known is None and share else known
+    return (share * RESERVE * (view.memory_mib(gpu) or 0.0) or None) if known is None and share else known
 
 
 def _because(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> str:

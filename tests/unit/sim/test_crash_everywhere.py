@@ -11,6 +11,7 @@ from budget import share, slow
 from hpcsched.core import events as ev
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import Ended, JobState, Kind
+from hpcsched.core.needs import Needs
 from hpcsched.policy import make_policy
 from hpcsched.store.replay import replay
 from hpcsched.testing.builders import a_job, a_profile, state_of
@@ -81,12 +82,26 @@ SHARED = Scene(
         command(ev.CancelRequested, 75.0, 4),
     ),
 )
+SIDE_BY_SIDE = Scene(
+    jobs=(
+        *(a_job(f"part-{i}", "busy", 300, gpus=1, needs=Needs(share=0.0), **EVERY) for i in range(4)),
+        a_job("half", "busy", 200, gpus=1, needs=Needs(share=0.5), submit_at=40.0, **EVERY),
+        a_job("whole", "wide", 100, gpus=2, submit_at=70.0, **EVERY),
+    ),
+    profiles=(
+        replace(a_profile("busy", [3.0], start_s=5.0, suspend_s=4.0, resume_s=3.0), busy={1: 0.3}),
+        *PROFILES,
+    ),
+    gpus=2,
+    commands=(command(ev.SuspendRequested, 45.0, 3), command(ev.ResumeRequested, 60.0, 3)),
+)
 SCENES = {
     "contended": CONTENDED,
     "one-by-one": ONE_BY_ONE,
     "planned": PLANNED,
     "in-place": IN_PLACE,
     "shared": SHARED,
+    "side-by-side": SIDE_BY_SIDE,
 }
 
 

@@ -135,11 +135,12 @@ class Background(Mechanism):
         """A background job that fails, and the guests of a foreground job that does, but each only once."""
         if job.spec.background:
             return [(job, host) for host in self.hosts(job)]
-        return [(self._run.jobs[i], job) for i in job.current.guests if i not in job.traits.excuses]
+        guests = (self._run.jobs[i] for i in job.current.guests if i not in job.traits.excuses)
+        return [(guest, job) for guest in guests if guest.spec.background]
 
     def separate(self, guest: Job, host: Job) -> None:
         """Quarantine the guest: it shares no GPU any more, if it is not over by now."""
-        if guest.id in self.lanes.quarantined or guest.state.final:
+        if not guest.spec.background or guest.id in self.lanes.quarantined or guest.state.final:
             return
         lanes = [attempt.gpus[0] for attempt in reversed(guest.attempts) if attempt.gpus]
         gpu = next((gpu for gpu in lanes if gpu in host.current.gpus), lanes[0])

@@ -112,7 +112,7 @@ class Sharing(Mechanism):
         total, device = self.device_mib(gpu), self._ledger.devices[gpu]
         if total is None or asked_mib(job.spec, on_gpu=device.kind != "cpu") is not None:
             return
-        limit = share_of(job.spec) * total
+        limit = share_of(job.spec) * RESERVE * total
         if not limit and others:
             needs = [self.shares.need_mib(one.spec, on_gpu=device.kind != "cpu") for one in (job, *others)]
             limit = max(RESERVE * total - sum(need or 0.0 for need in needs[1:]), needs[0] or 0.0)
@@ -133,13 +133,11 @@ class Sharing(Mechanism):
         if not others:
             return
         self.shares.came_s[job.gpus[0]] = self._run.now
-        self.shares.disturb([other.id for other in others], self._run.now)
         for other in others:
             if job.id not in other.current.guests:
                 other.current.guests += (job.id,)
 
     def over(self, job: Job) -> None:
-        self.shares.disturb([other.id for other in self.beside(job)], self._run.now)
         self.shares.gone(job.id)
 
     def saving(self) -> Iterable[Job]:
@@ -147,7 +145,9 @@ class Sharing(Mechanism):
 
     def disturbed(self, job: Job, gpus: Iterable[int]) -> list[Job] | None:
         """Those beside it; where it is by itself, all on its host, as with any job."""
-        return list(self.beside(job)) or None
+        others = self.beside(job)
+        self.shares.disturb([other.id for other in others], self._run.now)
+        return list(others) or None
 
     def heard(self, job: Job, step: int, at: float) -> None:
         if shares_a_gpu(job.spec):
