@@ -25,8 +25,9 @@ from hpcsched.launch.memory import all_processes, trees, used_mib
 PERIOD_S = 2.0
 """How often they are looked at (chosen): a look at some hundred processes takes milliseconds."""
 
-WARM_S = 10.0
-"""How busy a job keeps its device says nothing for so many seconds after it is ready (chosen)."""
+WARM_S, COLD_S = 10.0, 30.0
+"""How busy a job keeps its device says nothing for so many seconds after it is ready; after its start, where
+it never says that it is (chosen)."""
 
 NEWS_MEMORY, NEWS_BUSY = 0.05, 0.1
 """What is told: memory that is more by this share, a busy share that differs by so much (chosen)."""
@@ -73,7 +74,7 @@ class DeviceUse:
             return []
         self._due = now + PERIOD_S
         jobs = [job for job in self._machine.run.active.values() if self._sharing.with_it(job)]
-        jobs = [job for job in jobs if job.state is JobState.RUNNING and job.ready]
+        jobs = [job for job in jobs if job.state is JobState.RUNNING]
         self._seen = {job.id: self._of(job) for job in jobs}
         told = [self._told(job, at, *self._use(job, now)) for job in jobs]
         return [event for event in told if event is not None]
@@ -92,7 +93,7 @@ class DeviceUse:
 
     def _told(self, job: Job, at: float, memory_mib: float | None, busy: float | None) -> ev.Event | None:
         seen = self._seen[job.id]
-        if busy is not None and (job.current.ready_s is None or at < job.current.ready_s + WARM_S):
+        if at < _warm_from_s(job):
             busy = None
         more = memory_mib is not None and memory_mib > seen.memory_mib * (1 + NEWS_MEMORY)
         other = busy is not None and (seen.busy is None or abs(busy - seen.busy) >= NEWS_BUSY)
@@ -138,6 +139,11 @@ class DeviceUse:
         if job is not members[-1] or any(mib is None for mib in mibs):
             return None, None
         return max(0.0, sample.memory_mib - sum(mib or 0.0 for mib in mibs)), None
+
+
+def _warm_from_s(job: Job) -> float:
+    attempt = job.current
+    return attempt.start_s + COLD_S if attempt.ready_s is None else attempt.ready_s + WARM_S
 
 
 def _mean_of(seen: _Seen, busy: float | None) -> float | None:

@@ -122,7 +122,7 @@ def _measurable(view: ShareView, job: Job) -> bool:
 
 
 def _all_there(jobs: Sequence[Job]) -> bool:
-    return all(job.state is JobState.RUNNING and job.ready and not job.wanted for job in jobs)
+    return all(job.state is JobState.RUNNING and job.wanted in ("", "suspend") for job in jobs)
 
 
 def _settled(view: ShareView, gpu: int, jobs: Sequence[Job]) -> bool:
@@ -130,8 +130,9 @@ def _settled(view: ShareView, gpu: int, jobs: Sequence[Job]) -> bool:
     if not _all_there(jobs):
         return False
     for job in jobs:
-        ready_s = view.now if job.current.ready_s is None else job.current.ready_s
-        since_s = max(view.shares.came_s.get(gpu, 0.0), ready_s)
+        attempt = job.current  # a program that knows nothing of hpcsched is never said to be ready
+        begun_s = attempt.start_s if attempt.ready_s is None else attempt.ready_s
+        since_s = max(view.shares.came_s.get(gpu, 0.0), begun_s)
         waited = view.now >= since_s + SETTLED_S
         known = alone(view, job) is not None if len(jobs) == 1 else kept(view, job) is not None
         if not (known or (waited and not _measurable(view, job))):

@@ -93,7 +93,11 @@ SIDE_BY_SIDE = Scene(
         *PROFILES,
     ),
     gpus=2,
-    commands=(command(ev.SuspendRequested, 45.0, 3), command(ev.ResumeRequested, 60.0, 3)),
+    commands=(
+        command(ev.SuspendRequested, 45.0, 3),
+        command(ev.ResumeRequested, 60.0, 3),
+        command(ev.CancelRequested, 80.0, 4),
+    ),
 )
 SCENES = {
     "contended": CONTENDED,
