@@ -49,6 +49,7 @@ DEADLINES_S = {
     "vsw_steps": 900,
     "vsw_training": 900,
     "cpu_shares": 600,
+    "sharing": 1800,
     "ps_live": 1800,
     "ps_simulated": 900,
     "simulator_scale": 900,

@@ -3,9 +3,9 @@
     python benchmarks/sharing.py [--json] [--quick]
 
 Each program trains nothing, but uses its core as a training does that waits for its data: in each step of
-0.1 s it multiplies matrices for a part of the time and sleeps for the rest. It knows nothing of hpcsched, prints
-its steps, and starts anew when it is started again. How long each would take alone is measured first, one after
-the other on a core of its own. Then all eight at once:
+0.1 s it multiplies matrices for a part of the time and sleeps for the rest. It knows nothing of hpcsched,
+prints its steps, and starts anew when it is started again. How long each would take alone is measured first,
+one after the other on a core of its own. Then all eight at once:
 
 - `hpcsched run`, one a slot (`gpus = 1`), with measured shares (`gpus = "share"`), with a quarter of a slot
   each (`gpus = 0.25`);
