@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import groupby, islice
 from operator import attrgetter
@@ -28,11 +28,12 @@ from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.transitions.outcome import LOOK
-from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE, Course
+from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
 from hpcsched.sim.interference import Interference
 from hpcsched.sim.truth import Truth
+from hpcsched.sim.under_way import UnderWay
 
 SIM_HOST = "node"
 PROGRESS_PERIOD_S = 10.0
@@ -42,24 +43,6 @@ USAGE_PERIOD_S = 600.0
 SIGTERM_EXIT_CODE = 128 + 15
 """The exit code of a process that SIGTERM has ended, as shells say it."""
 _ARRIVAL = attrgetter("submit_at")
-
-
-@dataclass(slots=True)
-class _Run:
-    """One attempt under way: its course, when it began, and which scheduled event of its end still counts.
-
-    While it is being resized in place, `course` ends where it stands still for that, and `whole` is as it
-    would be without. `factor` is the share of its own speed that it has, as others share its GPUs; the course
-    is as if it had always had that. `leaves`: it has been asked to, or told to end.
-    """
-
-    attempt: int
-    launched: float
-    course: Course
-    ticket: int
-    whole: Course | None = None
-    factor: float = 1.0
-    leaves: bool = False
 
 
 class Simulation:
@@ -136,8 +119,8 @@ class Simulation:
         self._looks = False
         self._slowed = False
         """Whether some job does not have all of its own speed."""
-        self._runs: dict[int, _Run] = {}
-        self._watched: dict[int, _Run] = {}
+        self._runs: dict[int, UnderWay] = {}
+        self._watched: dict[int, UnderWay] = {}
         """Those of the runs whose progress can change a decision; with stories, all."""
         happenings = tuple(happenings)
         spoken_of = stories or happenings or any(job.after for job in jobs)
@@ -228,7 +211,7 @@ class Simulation:
             course = self._truth.course(job, job.width, job.current.seats)
             begun = course.start_s if job.current.in_place else min(now - job.current.start_s, course.start_s)
             course = replace(course, start_s=course.start_s - begun)
-            run = self._now_runs(job, _Run(job.attempt, now, course, 0))
+            run = self._now_runs(job, UnderWay(job.attempt, now, course, 0))
             if job.state is JobState.SUSPENDING:
                 free_s = (job.current.signalled_s or now) + course.suspend_s
                 run.course = replace(course, steps=course.from_step)
@@ -281,7 +264,7 @@ class Simulation:
         if progress:
             self._feed(ev.ProgressObserved(at=at, progress=progress))
 
-    def _progress(self, job_id: int, run: _Run, at: float) -> Progress:
+    def _progress(self, job_id: int, run: UnderWay, at: float) -> Progress:
         course = run.course
         step = course.step_at(at - run.launched)
         if not self._measured or step == course.from_step:
@@ -315,7 +298,7 @@ class Simulation:
                     self._change_speed(job_id, run, factor)
         self._slowed = any(run.factor != 1 for run in self._runs.values())
 
-    def _change_speed(self, job_id: int, run: _Run, factor: float) -> None:
+    def _change_speed(self, job_id: int, run: UnderWay, factor: float) -> None:
         rate = run.course.rate / run.factor * factor
         run.course, after_s = run.course.at_rate(self.machine.run.now - run.launched, rate)
         run.launched += after_s
@@ -343,10 +326,10 @@ class Simulation:
         assert action.job_id not in self._runs, f"job {action.job_id} is launched while it runs"
         job = self.machine.run.jobs[action.job_id]
         course = self._truth.course(job, len(action.gpus) // job.spec.nodes, action.seats)
-        run = self._now_runs(job, _Run(action.attempt, self.machine.run.now, course, 0))
+        run = self._now_runs(job, UnderWay(action.attempt, self.machine.run.now, course, 0))
         self._set_off(action.job_id, run)
 
-    def _now_runs(self, job: Job, run: _Run) -> _Run:
+    def _now_runs(self, job: Job, run: UnderWay) -> UnderWay:
         self._runs[job.id] = run
         if (self._truth.teaches or self._sharing.used) and not self._looks:
             self._look_later()
@@ -356,7 +339,7 @@ class Simulation:
             self._watched[job.id] = run
         return run
 
-    def _set_off(self, job_id: int, run: _Run) -> None:
+    def _set_off(self, job_id: int, run: UnderWay) -> None:
         now = self.machine.run.now
         self._will_exit(job_id, run, run.launched + run.course.end_s, 0, run.course.steps)
         self._schedule(ev.WorkersSpawned(at=now, job_id=job_id, attempt=run.attempt, processes=()))
@@ -381,7 +364,7 @@ class Simulation:
         newer = step > job.current.from_step
         return replace(event, step=step, saved_at=event.at) if newer else event
 
-    def _resize(self, action: Resize, run: _Run) -> None:
+    def _resize(self, action: Resize, run: UnderWay) -> None:
         """It trains on while ranks that join are started, stands still at the next step boundary, and goes on
         with its new rate; unless it is done or asked to leave before."""
         job, now = self.machine.run.jobs[action.job_id], self.machine.run.now
@@ -394,26 +377,28 @@ class Simulation:
         run.ticket = self._sequence + 1
         self._schedule(ev.WorkersResized(at=at, job_id=job.id, attempt=run.attempt, step=step))
 
-    def _goes_on(self, run: _Run, event: ev.WorkersResized) -> None:
+    def _goes_on(self, run: UnderWay, event: ev.WorkersResized) -> None:
         """The attempt is the next one now."""
         job = self.machine.run.jobs[event.job_id]
         assert job.becoming and run.whole, "it was told what to become"
         course = self._truth.course(job, len(job.becoming.gpus) // job.spec.nodes, job.becoming.seats)
         course = replace(course, from_step=event.step, steps=run.whole.steps, start_s=0.0)
         seats = job.becoming.seats
-        run = self._now_runs(job, _Run(run.attempt + 1, event.at, course, 0))
+        run = self._now_runs(job, UnderWay(run.attempt + 1, event.at, course, 0))
         self._will_exit(job.id, run, event.at + course.end_s, 0, course.steps)
         if seats:
             self._measure(job, run, seats)
 
-    def _measure(self, job: Job, run: _Run, seats: tuple[Seat, ...], after_s: float | None = None) -> None:
+    def _measure(
+        self, job: Job, run: UnderWay, seats: tuple[Seat, ...], after_s: float | None = None
+    ) -> None:
         """What its processes use will be known once it is steady, and then again and again."""
         steady = run.launched + run.course.start_s + self._truth.stable_s(job)
         at = steady if after_s is None else self.machine.run.now + after_s
         about: dict[str, Any] = {"job_id": job.id, "attempt": run.attempt}
         self._schedule(ev.UsageMeasured(at=at, **about, **self._truth.measured(job, seats)))
 
-    def _suspend(self, job_id: int, run: _Run) -> None:
+    def _suspend(self, job_id: int, run: UnderWay) -> None:
         whole, since_s = run.whole or run.course, self.machine.run.now - run.launched
         step, free_s = whole.suspend_at(since_s)
         by_itself = self.machine.run.jobs[job_id].saves_by_itself
@@ -426,7 +411,7 @@ class Simulation:
         run.course, run.whole = replace(whole, steps=step), None
         self._will_exit(job_id, run, run.launched + free_s, code, step, saved=not by_itself)
 
-    def _end_now(self, job_id: int, run: _Run) -> None:
+    def _end_now(self, job_id: int, run: UnderWay) -> None:
         """What was not saved is lost."""
         now, run.leaves = self.machine.run.now, True
         self._will_exit(
@@ -434,7 +419,7 @@ class Simulation:
         )
 
     def _will_exit(
-        self, job_id: int, run: _Run, at: float, code: int, step: int, *, saved: bool = True
+        self, job_id: int, run: UnderWay, at: float, code: int, step: int, *, saved: bool = True
     ) -> None:
         """Schedule the run's end; the one scheduled before counts no more."""
         spec = self.machine.run.jobs[job_id].spec
