@@ -50,6 +50,11 @@ EXPERIMENTAL = (
         commands=("profile pack",),
     ),
     Feature(
+        "Sharing GPUs",
+        "tested with stand-ins; not experimental on CPU slots",
+        pages=("sharing.md",),
+    ),
+    Feature(
         "Adaptive batches on GPUs",
         "several workers at once on a GPU are tested with stand-ins",
         pages=("adaptive-batches.md", "worker-profiles.md"),

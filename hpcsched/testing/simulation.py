@@ -17,7 +17,8 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
 from hpcsched.core.profile import Profile
 from hpcsched.policy import make_policy
-from hpcsched.sim.engine import Simulation, _Run
+from hpcsched.sim.engine import Simulation
+from hpcsched.sim.under_way import UnderWay
 from hpcsched.store.journal import Journal
 from hpcsched.store.replay import replay
 from hpcsched.testing.builders import some_devices
@@ -55,7 +56,7 @@ class _Saving(Simulation):
         super()._launch(action)
         self._saves(action.job_id)
 
-    def _goes_on(self, run: _Run, event: ev.WorkersResized) -> None:
+    def _goes_on(self, run: UnderWay, event: ev.WorkersResized) -> None:
         super()._goes_on(run, event)
         self._saves(event.job_id)
 
