@@ -31,6 +31,7 @@ _DECISIVE = (
     ev.ResizeFailed,
     ev.ScalingProposed,
     ev.UsageMeasured,
+    ev.DeviceUseMeasured,
     ev.DeviceLost,
     ev.DeviceFound,
     ev.CoresLost,

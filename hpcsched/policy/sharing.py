@@ -42,6 +42,9 @@ counts as busy while a kernel runs, however small: what it still has to give, on
 LOOK_S = 2.0
 """How often those that are being measured are looked at (chosen)."""
 
+STARTS_S = 10.0
+"""How often it is looked whether one that starts has begun (chosen): one that is ready says so."""
+
 SETTLED_S = 30.0
 """Time after which a job that tells nothing of its progress counts as measured (chosen)."""
 
@@ -150,7 +153,10 @@ def _judged(view: ShareView, gpu: int, jobs: list[Job]) -> Iterator[ShareDecisio
     *others, newest = jobs
     known_as = mixture(newest.spec.model, others)
     shares = {job.id: kept(view, job) for job in jobs}
-    if not _all_there(jobs) or any(shares[job.id] is None and _measurable(view, job) for job in jobs):
+    if not _all_there(jobs):
+        yield LookAgain(at=view.now + STARTS_S)
+        return
+    if any(shares[job.id] is None and _measurable(view, job) for job in jobs):
         yield LookAgain(at=view.now + LOOK_S)
         return
     if because := _why_apart(jobs, shares):
@@ -202,7 +208,8 @@ def _joins(view: ShareView, places: Mapping[int, list[Job]]) -> Iterator[ShareDe
         yield Join(job=job, gpu=gpu, reason=Reason(Why.SHARED, facts))
         places[gpu].append(job)
         starting.append(job)
-    if any(shares_a_gpu(job.spec) for job in islice(view.waiting(), 1)):
+    waits = any(shares_a_gpu(job.spec) for job in islice(view.waiting(), 1))
+    if waits and any(_all_there(jobs) and not _settled(view, gpu, jobs) for gpu, jobs in places.items()):
         yield LookAgain(at=view.now + LOOK_S)
 
 

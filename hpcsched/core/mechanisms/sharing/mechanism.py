@@ -25,6 +25,9 @@ from hpcsched.core.parts import Parts
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
 
+JUST_NOW_S = 10.0
+"""Time after its end in which a job may still be to blame for the failure of one beside it (chosen)."""
+
 MORE = 1.25
 """So many times the memory that it ran out with is a job's need taken to be, at least (chosen)."""
 
@@ -164,6 +167,7 @@ class Sharing(Mechanism):
         job = self._run.about(event)
         if job is not None:
             self.shares.measured(job, Use(event.memory_mib, event.busy))
+            self._out.ask_policy()
 
     # --- faults -----------------------------------------------------------------------------
 
@@ -173,9 +177,14 @@ class Sharing(Mechanism):
             return []
         others = self.beside(job)
         guests = [self._run.jobs[i] for i in job.current.guests if i not in job.traits.excuses]
+        guests = [guest for guest in guests if guest in others or self._left_just_now(guest)]
         if guests:
             return [(guests[-1], job)]
         return [(job, others[0])] if others and job.id in self.shares.gpu_of else []
+
+    def _left_just_now(self, guest: Job) -> bool:
+        end_s = guest.current.end_s
+        return end_s is not None and end_s >= self._run.now - JUST_NOW_S
 
     def separate(self, guest: Job, host: Job) -> None:
         """Have two jobs whose memory, or something else, did not go together meet no more."""
