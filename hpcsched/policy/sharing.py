@@ -39,8 +39,8 @@ FULL = {"cpu": 1.0}
 """By kind of device the sum of busy shares beyond which one more gains nothing: a core that is busy is. A GPU
 counts as busy while a kernel runs, however small: what it still has to give, only measuring tells."""
 
-LOOK_S = 2.0
-"""How often those that are being measured are looked at (chosen)."""
+LOOK_S = 2.5
+"""How often those that are being measured are looked at (chosen): a little more than a sample takes."""
 
 STARTS_S = 10.0
 """How often it is looked whether one that starts has begun (chosen): one that is ready says so."""

@@ -39,7 +39,7 @@ def test_one_that_is_not_done_when_the_holder_is_has_the_slot_from_then_on(bench
 
 
 def test_one_comes_when_those_who_are_there_have_been_measured(bench: Bench) -> None:
-    jobs = [saves(name, model="m", steps=700, pause=0.01, gpus="share") for name in "ab"]
+    jobs = [saves(name, model="m", steps=1100, pause=0.01, gpus="share") for name in "ab"]
     agent = bench.start(bench.set_of(*jobs), "--devices", "cpu:1")
     bench.until(lambda: bench.states().get("b") == "RUNNING", "b comes")
     assert "job 2 (b) starts on GPU 0 as shared" in agent.said
