@@ -51,6 +51,7 @@ class DeviceUse:
     Args:
         sample: the newest sample of a GPU, by its number; None: there is none.
         host: the name of this host; processes of others are not seen here.
+        settle_s: time after somebody has come to a GPU, or left it, in which samples may be of before that.
         clock: monotonic seconds.
     """
 
@@ -60,10 +61,13 @@ class DeviceUse:
         sample: Callable[[int], Sample | None],
         *,
         host: str,
+        settle_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._machine, self._sample, self._host, self._clock = machine, sample, host, clock
-        self._sharing = machine.mechanism(Sharing)
+        self._sharing, self._settle_s = machine.mechanism(Sharing), settle_s
+        self._there: dict[int, tuple[tuple[tuple[int, int], ...], float]] = {}
+        """By GPU who has been there since when."""
         self._seen: dict[int, _Seen] = {}
         self._due = -inf
 
@@ -130,7 +134,11 @@ class DeviceUse:
 
     def _of_gpu(self, job: Job, device: Device) -> tuple[float | None, float | None]:
         sample, members = self._sample(device.index), self._sharing.members(device.index)
-        if sample is None or sample.memory_mib is None:
+        there = tuple((member.id, member.attempt) for member in members)
+        if self._there.get(device.index, ((), 0.0))[0] != there:
+            self._there[device.index] = there, self._clock()
+        settled = self._clock() - self._there[device.index][1] >= self._settle_s
+        if not settled or sample is None or sample.memory_mib is None:
             return None, None
         if len(members) == 1:
             return sample.memory_mib, _mean_of(self._seen[job.id], sample.utilisation)

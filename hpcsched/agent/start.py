@@ -24,7 +24,7 @@ from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
-from hpcsched.agent.gpu_memory import GpuMemory
+from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, prohibited
 from hpcsched.agent.hosts import Hosts, describe_allocation, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
@@ -264,6 +264,12 @@ def run(
             tell=say,
             publish=lambda deadline: setattr(snapshot, "deadline", deadline),
         )
+        device_use = DeviceUse(
+            machine,
+            gpu_watch.sample,
+            host="" if hosts.remote else hosts.host_names[0],
+            settle_s=request.monitor_s + FREE_WITHIN_S,
+        )
         resources = Resources(
             machine=machine,
             journal=journal,
@@ -271,7 +277,7 @@ def run(
             inbox=Inbox(rundir),
             snapshot=snapshot,
             gpu_watch=gpu_watch,
-            device_use=DeviceUse(machine, gpu_watch.sample, host="" if hosts.remote else hosts.host_names[0]),
+            device_use=device_use,
             clock=clock,
             selector=selector,
             observer=observer,

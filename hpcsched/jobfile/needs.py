@@ -69,6 +69,10 @@ def needs_of(job: Written, strategy: Strategy, refuse: Refuse, *, share: float |
     for key in ("cpus_per_gpu", "gpu_type", "gpu_memory"):
         if shares and getattr(job, key) is not None:
             refuse(key, getattr(job, key), f"nothing for {fixed}: it has no GPU of its own")
+    if share is not None and job.cpus_per_gpu is not None:
+        refuse(
+            "cpus_per_gpu", job.cpus_per_gpu, "nothing for a job that shares a GPU: it has that GPU's cores"
+        )
     if job.memory is not None and (job.background or strategy.gpus == 1):
         refuse("memory", job.memory, f"nothing for {fixed}: other jobs may be in its process")
     if job.modules and job.replay:

@@ -22,8 +22,8 @@ from hpcsched.core.mechanisms.sharing.shares import MOST_JOBS, RESERVE, Use, mix
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareDecision, ShareView, Worth
 from hpcsched.core.mechanisms.speed import own_speed
 from hpcsched.core.model import ComputeMode, JobState
-from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.resources.gpus import suits
 from hpcsched.core.view import LookAgain
 
 WINDOW = 100
@@ -33,7 +33,7 @@ MOST_SLOWDOWN = 2.0
 """How many times slower than alone a job becomes by others, at most (chosen)."""
 
 UNKNOWN = 0.5
-"""Of a GPU's memory, what must be free for a job of a model of which nothing is known (chosen)."""
+"""Of a GPU's memory, and of a core's time, what must be free for a job of which nothing is known (chosen)."""
 
 FULL = {"cpu": 1.0}
 """By kind of device the sum of busy shares beyond which one more gains nothing: a core that is busy is. A GPU
@@ -48,8 +48,9 @@ STARTS_S = 10.0
 SETTLED_S = 30.0
 """Time after which a job that tells nothing of its progress counts as measured (chosen)."""
 
-FAR = 4
-"""So many times as long as measuring takes alone is waited for a job beside others: it is far slower then."""
+FAR, SILENT_S = 4, 300.0
+"""A job that tells nothing beside others for so many times as long as measuring takes, and for so long, has
+come to nothing there: a validation or a checkpoint may take minutes, too (chosen)."""
 
 
 class ShareGpus:
@@ -111,7 +112,7 @@ def kept(view: ShareView, job: Job) -> float | None:
         return None
     if speed.contended is not None:
         return speed.contended / own
-    late = view.now >= speed.since_s + FAR * _measured_s(own)
+    late = view.now >= speed.since_s + max(SILENT_S, FAR * _measured_s(own))
     return (speed.step - speed.since_step) / (view.now - speed.since_s) / own if late else None
 
 
@@ -151,7 +152,6 @@ def _judged(view: ShareView, gpu: int, jobs: list[Job]) -> Iterator[ShareDecisio
     if len(jobs) < 2:
         return
     *others, newest = jobs
-    known_as = mixture(newest.spec.model, others)
     shares = {job.id: kept(view, job) for job in jobs}
     if not _all_there(jobs):
         yield LookAgain(at=view.now + STARTS_S)
@@ -169,7 +169,7 @@ def _judged(view: ShareView, gpu: int, jobs: list[Job]) -> Iterator[ShareDecisio
             }
             yield Separate(job=newest, reason=Reason(Why.SLOWER_TOGETHER, facts), from_=tuple(others))
         return
-    if known_as not in view.shares.worth and all(share is not None for share in shares.values()):
+    if mixture(jobs) not in view.shares.worth and all(share is not None for share in shares.values()):
         yield Worth(jobs=tuple(jobs), total=sum(share or 0.0 for share in shares.values()))
 
 
@@ -199,7 +199,11 @@ def _joins(view: ShareView, places: Mapping[int, list[Job]]) -> Iterator[ShareDe
     for job in islice(view.waiting(), WINDOW):
         if not places or not shares_a_gpu(job.spec):
             break
-        found = [gpu for gpu, jobs in places.items() if not why_not(view, gpu, jobs, job)]
+        found = [
+            gpu
+            for gpu, jobs in places.items()
+            if not why_not(view, gpu, jobs, job) and _has_main_memory(view, gpu, job, starting)
+        ]
         if not found or not view.in_time(job, starting):
             continue
         gpu = min(found, key=lambda gpu: (_busy(view, places[gpu]), len(places[gpu]), gpu))
@@ -213,6 +217,16 @@ def _joins(view: ShareView, places: Mapping[int, list[Job]]) -> Iterator[ShareDe
         yield LookAgain(at=view.now + LOOK_S)
 
 
+def _has_main_memory(view: ShareView, gpu: int, newcomer: Job, starting: Sequence[Job]) -> bool:
+    """Whether a GPU's host has the main memory that a job asks for; that of a CPU slot is looked at apart."""
+    device, needs = view.devices[gpu], newcomer.spec.needs
+    left = view.room_mib(device.host) if device.kind != "cpu" and needs and needs.memory_mib else None
+    if left is None or needs is None:
+        return True
+    others = sum((job.spec.needs.memory_mib or 0.0) for job in starting if job.spec.needs)
+    return others + (needs.memory_mib or 0.0) <= left
+
+
 def why_not(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> str:
     """Why those on a GPU take no more, or not this one; "" if they do."""
     device = view.devices.get(gpu)
@@ -220,16 +234,19 @@ def why_not(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> st
         return "other jobs use it too"
     if device.compute_mode is ComputeMode.EXCLUSIVE_PROCESS:
         return f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS, and they are processes of their own"
-    if any(job.wanted or job.state is JobState.SUSPENDING for job in jobs):
+    if not suits(newcomer.spec.needs, device):
+        return f"it asks for {newcomer.spec.needs}"
+    if any(job.wanted not in ("", "suspend") or job.state is JobState.SUSPENDING for job in jobs):
         return "one of those who train there is leaving"
     if len(jobs) >= MOST_JOBS:
         return f"{len(jobs)} train there, at most {MOST_JOBS} may"
-    if (reason := view.shares.is_costly(newcomer.spec.model, (job.spec.model for job in jobs))) is not None:
+    if (reason := view.shares.is_costly([*jobs, newcomer])) is not None:
         return str(reason)
     if full := _asks_too_much(jobs, newcomer) or _too_full(view, gpu, jobs, newcomer):
         return full
-    known_as = mixture(newcomer.spec.model, jobs)
-    if known_as in view.shares.worth or all(share_of(job.spec) for job in (*jobs, newcomer)):
+    if mixture([*jobs, newcomer]) in view.shares.worth or all(
+        share_of(job.spec) for job in (*jobs, newcomer)
+    ):
         return ""
     return _too_busy(view, gpu, jobs, newcomer)
 
@@ -243,7 +260,8 @@ def _too_busy(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> 
     """By what they use, and by what they keep of their speeds now."""
     if not _settled(view, gpu, jobs):
         return "those who train there are being measured"
-    full, busy = FULL.get(view.devices[gpu].kind), _busy(view, [*jobs, newcomer])
+    full = FULL.get(view.devices[gpu].kind)
+    busy = _busy(view, [*jobs, newcomer], unknown=UNKNOWN)
     if full is not None and busy > full + 1e-9:
         return f"with it the device would be busy for {busy:.0%} of the time"
     shares = [kept(view, job) for job in jobs] if len(jobs) > 1 else [1.0]
@@ -253,19 +271,20 @@ def _too_busy(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> 
     return ""
 
 
-def _busy(view: ShareView, jobs: Sequence[Job]) -> float:
-    """For what share of the time they want the device; one of whom that is not known does not count."""
-    return sum(view.shares.models.get(job.spec.model, Use()).busy or 0.0 for job in jobs)
+def _busy(view: ShareView, jobs: Sequence[Job], *, unknown: float = 0.0) -> float:
+    """For what share of the time they want the device; `unknown`: each of whom that is not known."""
+    known = (view.shares.models.get(job.spec.model, Use()).busy for job in jobs)
+    return sum(unknown if busy is None else busy for busy in known)
 
 
 def _too_full(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> str:
     total = view.memory_mib(gpu)
     if total is None:
         return ""
-    known = [need_mib(view, gpu, job) for job in jobs]
+    known = [view.need_mib(job, gpu) for job in jobs]
     if any(mib is None for mib in known):
         return "how much memory those need who train there is not known yet"
-    used, wants = sum(mib or 0.0 for mib in known), need_mib(view, gpu, newcomer)
+    used, wants = sum(mib or 0.0 for mib in known), view.need_mib(newcomer, gpu)
     if wants is None:
         wants = UNKNOWN * total
     if used + wants <= RESERVE * total + 1e-9:
@@ -273,20 +292,9 @@ def _too_full(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> 
     return f"{used:.0f} of its {total:.0f} MiB are needed there, and {wants:.0f} by this job"
 
 
-def need_mib(view: ShareView, gpu: int, job: Job) -> float | None:
-    """The memory that a job needs there, in MiB: as it asks for, else as measured of its model, else by its
-    profile, else its share. None: not known."""
-    on_gpu = view.devices[gpu].kind != "cpu"
-    known = view.shares.need_mib(job.spec, on_gpu=on_gpu)
-    profile = view.loaded(job) if known is None and on_gpu else None
-    known = cost_at(profile.memory_mib, 1) if profile else known
-    share = share_of(job.spec)
-    return (share * RESERVE * (view.memory_mib(gpu) or 0.0) or None) if known is None and share else known
-
-
 def _because(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> str:
     """What is known of them that lets one more come."""
-    total = view.shares.worth.get(mixture(newcomer.spec.model, jobs))
+    total = view.shares.worth.get(mixture([*jobs, newcomer]))
     if total is not None:
         return f"such jobs do {total:.2f} times what one does alone"
     asked = sum(share_of(job.spec) for job in (*jobs, newcomer))
@@ -321,7 +329,7 @@ def _moves(view: ShareView, places: Mapping[int, list[Job]]) -> Iterator[ShareDe
         return
     left = {gpu: list(jobs) for gpu, jobs in places.items() if len(jobs) > 1}
     leaving = sum(job.state is JobState.SUSPENDING for jobs in left.values() for job in jobs)
-    for _ in range(view.free - leaving):
+    for _ in range(len(view.free) - leaving):
         found = [move for gpu, jobs in left.items() for move in _gains(view, gpu, jobs)]
         good = [move for move in found if move.due <= view.now]
         if not good:
@@ -342,7 +350,9 @@ def _gains(view: ShareView, gpu: int, jobs: Sequence[Job]) -> Iterator[_Move]:
         share, ready_s = kept(view, job), job.current.ready_s
         if not job.settled or job.id in view.shares.parted or share is None or share >= 1 or ready_s is None:
             continue
-        cost_s = view.save_s(job) + view.launch_s(job, 1, first=False)
+        if not any(suits(job.spec.needs, view.devices[free]) for free in view.free):
+            continue
+        cost_s = view.save_s(job) + view.unsaved_s(job) + view.launch_s(job, 1, first=False)
         own = alone(view, job)
         if job.remaining is None or not own:
             stay_s = view.now - ready_s  # taken to be half-way

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcsched.cli.jobs.about_cpu import there
@@ -100,6 +100,7 @@ def bounds_of(machine: Machine) -> Bounds:
         ):
             return nothing
     index = {job.spec.name: i for i, job in enumerate(foreground)}
+    shares = _least_shares(job for job in foreground if shares_a_gpu(job.spec))
     jobs = [
         BoundJob(
             profile=machine.estimates.profile(job),
@@ -110,7 +111,7 @@ def bounds_of(machine: Machine) -> Bounds:
             nodes=job.spec.nodes,
             after=tuple(index[name] for name in job.spec.after if name in index),
             in_place=job.in_place or any(attempt.ended is Ended.RESIZED for attempt in job.attempts),
-            share=max(share_of(job.spec), 1 / MOST_JOBS) if shares_a_gpu(job.spec) else 1.0,
+            share=shares.get(job.id, 1.0),
         )
         for job in foreground
     ]
@@ -124,6 +125,17 @@ def bounds_of(machine: Machine) -> Bounds:
         return nothing
     gpus = max(hosts.values(), default=0)
     return Bounds(lower_bound_s(jobs, gpus, len(hosts)), mean_jct_bound_s(jobs, gpus, len(hosts)))
+
+
+def _least_shares(jobs: Iterable[Job]) -> dict[int, float]:
+    """By id weights of jobs that share GPUs: those of all that can be on one GPU at once sum to at most 1, as
+    their shares do, and as there are at most so many of them."""
+    asked = {job.id: share_of(job.spec) for job in jobs}
+    if all(asked.values()):
+        return asked
+    even = 1 / MOST_JOBS
+    mixed = any(asked.values())
+    return {job_id: (share + even) / 2 if mixed else even for job_id, share in asked.items()}
 
 
 def _foreground(machine: Machine) -> list[Job]:

@@ -171,6 +171,10 @@ class Mechanism:
         """Who may be to blame if the job's attempt has failed, as (guest, host)."""
         return []
 
+    def blames(self, job: Job, detail: str) -> list[tuple[Job, Job]]:
+        """Likewise, where `detail`, the last line of what the job has printed, says what was wrong."""
+        return []
+
     def separate(self, guest: Job, host: Job) -> None:
         """A job that used the host's GPU is under suspicion: it shares none any more."""
 

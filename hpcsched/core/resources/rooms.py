@@ -85,6 +85,13 @@ class Rooms:
             return found
         return sorted(found, key=lambda gpu: (sum(suits(other, devices[gpu]) for other in asked), gpu))
 
+    def memory_left_mib(self, host: str) -> float | None:
+        """The main memory of a host that no job has asked for; None: the host does not know its own."""
+        cores = self._ledger.host_cores.get(host)
+        if cores is None or cores.memory_mib is None:
+            return None
+        return cores.memory_mib - self._taken().memory[host]
+
     def _counts(self, needs: Needs | None) -> bool:
         return self._ledger.counts_cores or (needs is not None and needs.places)
 

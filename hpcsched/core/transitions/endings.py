@@ -180,6 +180,7 @@ class Endings:
         before, now = job.traits.failed_fast, _fast(code, detail, lasted_s)
         job.has(failed_fast=now)
         suspects = [pair for suspects in self._ledger.hooks("suspects") for pair in suspects(job)]
+        suspects += [pair for blames in self._ledger.hooks("blames") for pair in blames(job, detail)]
         self._attempts.end(job, Ended.FAILED)
         facts = {"code": code, "detail": f": {detail}" if detail else ""}
         self._out.note(job, Reason(Why.EXITED, facts))

@@ -76,8 +76,8 @@ def test_the_memory_of_a_gpu_is_learnt_and_keeps_others_out(bench: Bench) -> Non
     first = f"echo 50000 > {used}; until [ -e go ]; do sleep 0.05; done; rm {used}"
     jobs = [
         job("first", first, model="large", gpus=0.5),
-        job("same", "exit 0", model="large", gpus=0.3, submit_at=4),
-        job("small", "exit 0", gpus=0.2, gpu_memory="1G", submit_at=4),
+        job("same", "exit 0", model="large", gpus=0.3, submit_at=16),
+        job("small", "exit 0", gpus=0.2, gpu_memory="1G", submit_at=16),
     ]
     args = ["--devices", "cuda:1", "--monitor", "0.2"]
     agent = bench.start(bench.set_of(*jobs), *args)

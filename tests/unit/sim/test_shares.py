@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from hpcsched.cli.run.results import bounds_of
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.needs import Needs
@@ -65,7 +66,7 @@ def test_those_that_are_slower_together_part_and_meet_no_more():
     assert [attempt.role for attempt in b.attempts][:2] == [Role.SHARED, Role.PRIMARY]
     assert any(note.reason.why is Why.SLOWER_TOGETHER for note in b.story)
     assert [len(job.attempts) for job in machine.run.jobs.values()] == [1, 2, 1]
-    assert machine.mechanism(Sharing).shares.costly.keys() == {("large", ("large",))}
+    assert machine.mechanism(Sharing).shares.costly.keys() == {("large", "large")}
     assert max(ends(machine)) == pytest.approx(2400, rel=0.06)
 
 
@@ -83,3 +84,10 @@ def test_when_the_holder_leaves_the_next_has_the_gpu():
     assert long.attempts[0].role is Role.SHARED and len(long.attempts) == 1
     held = machine.ledger.held_from_s(long, long.attempts[0])
     assert held == short.ended_s
+
+
+def test_the_bound_is_one_where_shares_and_none_mix():
+    jobs = [sharing("asks", share=0.9, steps=10_000), *(sharing(f"j{i}", steps=10_000) for i in range(15))]
+    machine = run(jobs, profiles=(replace(SMALL, busy={1: 0.05}, memory_mib=None), LARGE, PLAIN))
+    bounds = bounds_of(machine)
+    assert bounds.makespan_s is not None and bounds.makespan_s <= max(ends(machine))

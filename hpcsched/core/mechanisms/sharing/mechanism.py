@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from math import inf
 
@@ -22,8 +23,15 @@ from hpcsched.core.mechanisms.sharing.shares import (
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareView, SharingRule, Worth
 from hpcsched.core.model import Attempt, JobSpec, Role
 from hpcsched.core.parts import Parts
+from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.view import LookAgain
+
+OUT_OF_MEMORY = re.compile(
+    "out of memory|out_?of_?memory|resource_exhausted|alloc_failed|memoryallocation|memoryerror",
+    re.IGNORECASE,
+)
+"""What frameworks and CUDA say when there is no memory."""
 
 JUST_NOW_S = 10.0
 """Time after its end in which a job may still be to blame for the failure of one beside it (chosen)."""
@@ -44,6 +52,9 @@ class Sharing(Mechanism):
         self.shares = Shares()
         self._leases = RiderLeases(self.shares, parts.run, parts.own)
         self._run, self._out, self._ledger, self._own = parts.run, parts.out, parts.ledger, parts.own
+        self._rooms = parts.rooms
+        self._kinds: set[str] = set()
+        """The kinds of devices that what is known is about."""
         self._estimates, self._deadline = parts.estimates, parts.deadline
         self._attempts, self._decisions = parts.attempts, parts.decisions
         self._due = -inf
@@ -101,6 +112,19 @@ class Sharing(Mechanism):
             return None
         return host.memory_mib / max(1, self._ledger.gpus_on(device.host))
 
+    def need_mib(self, job: Job, gpu: int) -> float | None:
+        """The memory that a job needs on a device, in MiB (on a CPU slot: main memory): as it asks for, else
+        as measured of its model, else by its profile, else its share. None: not known."""
+        device = self._ledger.devices.get(gpu)
+        on_gpu = device is not None and device.kind != "cpu"
+        known = self.shares.need_mib(job.spec, on_gpu=on_gpu)
+        profile = self._estimates.loaded(job) if known is None and on_gpu else None
+        known = cost_at(profile.memory_mib, 1) if profile else known
+        if known is not None or not share_of(job.spec):
+            return known
+        total = self.device_mib(gpu)
+        return None if total is None else share_of(job.spec) * RESERVE * total
+
     def room_mib(self, job: Job) -> float | None:
         """The most memory that a job that shares a device may take of it, in MiB; None: no limit is known, or
         it was there first."""
@@ -115,10 +139,12 @@ class Sharing(Mechanism):
         total, device = self.device_mib(gpu), self._ledger.devices[gpu]
         if total is None or asked_mib(job.spec, on_gpu=device.kind != "cpu") is not None:
             return
-        limit = share_of(job.spec) * RESERVE * total
-        if not limit and others:
-            needs = [self.shares.need_mib(one.spec, on_gpu=device.kind != "cpu") for one in (job, *others)]
-            limit = max(RESERVE * total - sum(need or 0.0 for need in needs[1:]), needs[0] or 0.0)
+        limit, need = share_of(job.spec) * RESERVE * total, self.need_mib(job, gpu) or 0.0
+        if limit:
+            limit = max(limit, need)
+        elif others:
+            left = RESERVE * total - sum(self.need_mib(one, gpu) or 0.0 for one in others)
+            limit = max(left, need)
         if limit > 0:
             self.shares.limits[job.id] = limit
 
@@ -171,9 +197,10 @@ class Sharing(Mechanism):
 
     # --- faults -----------------------------------------------------------------------------
 
-    def suspects(self, job: Job) -> list[tuple[Job, Job]]:
-        """Whoever came last to a job that fails, but each only once; one that came last itself is it."""
-        if not shares_a_gpu(job.spec):
+    def blames(self, job: Job, detail: str) -> list[tuple[Job, Job]]:
+        """Whoever came last to a job that has run out of memory, but each only once; it is to blame itself if
+        that is the one. What else goes wrong with a job has nothing to do with others."""
+        if not shares_a_gpu(job.spec) or not OUT_OF_MEMORY.search(detail):
             return []
         others = self.beside(job)
         guests = [self._run.jobs[i] for i in job.current.guests if i not in job.traits.excuses]
@@ -192,10 +219,12 @@ class Sharing(Mechanism):
             return
         facts = {"guest": guest.spec.model, "host": host.spec.model, "job": host.id, "name": host.spec.name}
         reason = Reason(Why.FAULT_TOGETHER, facts)
-        self.shares.costly.setdefault(mixture(guest.spec.model, [host]), reason)
-        used = self.shares.models.get(guest.spec.model, Use()).memory_mib
-        if used is not None:
-            self.shares.needs_more(guest.spec.model, MORE * used)
+        self.shares.costly.setdefault(mixture([guest, host]), reason)
+        known = self.shares.use.get(guest.id) or self.shares.models.get(guest.spec.model, Use())
+        total = self.device_mib(guest.current.gpus[0]) if guest.current.gpus else None
+        if known.memory_mib is not None:
+            most = inf if total is None else RESERVE / GROWTH * total
+            self.shares.needs_more(guest.spec.model, min(most, MORE * known.memory_mib))
         self._out.note(guest, reason)
 
     # --- decisions --------------------------------------------------------------------------
@@ -204,6 +233,10 @@ class Sharing(Mechanism):
         self._due = -inf
         self.shares.idle_s, self.shares.parted = None, set()
         self.shares.came_s.clear()
+        kinds = {device.kind for device in event.devices}
+        if kinds != self._kinds:  # of others nothing is known
+            self.shares.models, self.shares.costly, self.shares.worth = {}, {}, {}
+            self._kinds = kinds
 
     def view(self) -> ShareView:
         """The shared GPUs as a rule sees them now."""
@@ -215,13 +248,16 @@ class Sharing(Mechanism):
             holders={gpu: self._run.jobs[job_id] for gpu, job_id in self._own.holder.items()},
             others=self._others,
             memory_mib=self.device_mib,
-            free=len(self._ledger.free),
+            need_mib=self.need_mib,
+            room_mib=self._rooms.memory_left_mib,
+            free=self._ledger.free,
             left_s=self._deadline.left_s(),
             waiting=self._waiting,
             in_time=self._deadline.in_time,
             profile=self._estimates.profile,
             loaded=self._estimates.loaded,
             save_s=self._estimates.save_s,
+            unsaved_s=self._estimates.unsaved_s,
             launch_s=self._estimates.launch_s,
         )
 
@@ -243,8 +279,8 @@ class Sharing(Mechanism):
                     self._join(decision.job, decision)
                 case Separate():
                     self._separate(decision.job, decision)
-                case Worth(jobs=(*others, newest), total=total):
-                    self.shares.worth[mixture(newest.spec.model, others)] = total
+                case Worth(jobs=jobs, total=total):
+                    self.shares.worth[mixture(jobs)] = total
                 case LookAgain(at=at) if at != self._due:
                     self._due = at
                     self._out.set_timer(self.timer, at)
@@ -271,7 +307,7 @@ class Sharing(Mechanism):
         if decision.moves:
             self.shares.parted.add(job.id)
         if decision.from_:
-            self.shares.costly[mixture(job.spec.model, decision.from_)] = decision.reason
+            self.shares.costly[mixture([job, *decision.from_])] = decision.reason
             for other in decision.from_:
                 self._out.note(other, decision.reason)
         self._attempts.suspend(job)

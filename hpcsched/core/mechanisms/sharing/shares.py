@@ -25,8 +25,8 @@ GROWTH = 1.1
 RESERVE = 0.95
 """Of a device's memory, what may be planned with (chosen): contexts and fragments take some."""
 
-Mixture = tuple[str, tuple[str, ...]]
-"""A model, and those of the jobs that it came to, in order of their names."""
+Mixture = tuple[str, ...]
+"""The models of jobs that share a device, in order of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Shares(Riders):
 
     By job id: `speeds` of the newest attempts that run, what those were measured to use (`use`), and the
     memory that they may use at most, where they did not ask for it (`limits`, MiB). By model: what one that
-    was alone used (`models`; of memory the most that any had). By mixture of models: why the one that came
-    last is to go to no such GPU again (`costly`), and what all of them did together, in shares of their
-    speeds alone, where that was worth it (`worth`).
+    was alone used (`models`; of memory the most that any had). By mixture of models: why these are to
+    share no GPU any more (`costly`), and what all of them did together, in shares of their speeds alone,
+    where that was worth it (`worth`).
     `came_s` is when the last one came to a GPU, `idle_s` since when a GPU has been free that no job waits
     for, `parted` who has left a GPU for one in this life of the run.
     """
@@ -84,8 +84,10 @@ class Shares(Riders):
     def measured(self, job: Job, use: Use) -> None:
         """The job's newest attempt uses this much; of memory the most that it ever had counts."""
         self.use[job.id] = _more(self.use.get(job.id, Use()), use)
-        busy = None if self.shared(job) else use.busy
-        self.models[job.spec.model] = _more(self.models.get(job.spec.model, Use()), Use(use.memory_mib, busy))
+        known = self.models.get(job.spec.model, Use())
+        # What it gets of a core beside others is no more than what it wants, but better than nothing.
+        busy = None if self.shared(job) and known.busy is not None else use.busy
+        self.models[job.spec.model] = _more(known, Use(use.memory_mib, busy))
 
     def need_mib(self, spec: JobSpec, *, on_gpu: bool) -> float | None:
         """The memory that a job needs on its device: as it asks for, else as measured of its model; None: not
@@ -98,13 +100,11 @@ class Shares(Riders):
         """A job of this model has run out of memory with so much."""
         self.models[model] = _more(self.models.get(model, Use()), Use(memory_mib))
 
-    def is_costly(self, model: str, others: Iterable[str]) -> Reason | None:
-        """Why a job of this model is not to come to those: it was with them, or with some of them."""
-        there = Counter(others)
-        for (newcomer, met), reason in self.costly.items():
-            if newcomer == model and Counter(met) <= there:
-                return reason
-        return None
+    def is_costly(self, jobs: Iterable[Job]) -> Reason | None:
+        """Why these jobs are not to be together: they were, or some of them."""
+        together = Counter(job.spec.model for job in jobs)
+        found = (why for mixture, why in self.costly.items() if Counter(mixture) <= together)
+        return next(found, None)
 
     def gone(self, job_id: int) -> None:
         """The job's attempt is over."""
@@ -113,9 +113,9 @@ class Shares(Riders):
         self.limits.pop(job_id, None)
 
 
-def mixture(model: str, others: Iterable[Job]) -> Mixture:
-    """A model with the jobs that it comes to."""
-    return model, tuple(sorted(other.spec.model for other in others))
+def mixture(jobs: Iterable[Job]) -> Mixture:
+    """The models of these jobs."""
+    return tuple(sorted(job.spec.model for job in jobs))
 
 
 def shares_a_gpu(spec: JobSpec) -> bool:

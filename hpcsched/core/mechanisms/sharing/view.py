@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,9 +51,10 @@ class ShareView:
 
     `holders` are the jobs that hold a GPU, by GPU, `shares` those that ride with them, and what is known.
     `others(gpu)` says whether jobs of other kinds use it too, `memory_mib(gpu)` how much memory it has (None:
-    not known; that of a CPU slot is its part of main memory). `waiting()` walks all jobs that wait for GPUs
-    in FIFO order.
-    `free` is the number of GPUs that nobody holds; `profile(job)` is what is known of its model's speed,
+    not known; that of a CPU slot is its part of main memory), `need_mib(job, gpu)` how much of that a job
+    needs (None: not known), `room_mib(host)` how much main memory of a host no job has asked for. `waiting()`
+    walks all jobs that wait for GPUs in FIFO order.
+    `free` are the GPUs that nobody holds; `profile(job)` is what is known of its model's speed,
     `loaded(job)` the profile as it was given. The rest is as in `View`.
     """
 
@@ -64,13 +65,16 @@ class ShareView:
     holders: Mapping[int, Job]
     others: Callable[[int], bool]
     memory_mib: Callable[[int], float | None]
-    free: int
+    need_mib: Callable[[Job, int], float | None]
+    room_mib: Callable[[str], float | None]
+    free: Collection[int]
     left_s: float
     waiting: Callable[[], Iterator[Job]]
     in_time: Callable[[Job, Sequence[Job]], bool]
     profile: Callable[[Job], Profile | None]
     loaded: Callable[[Job], Profile | None]
     save_s: Callable[[Job], float]
+    unsaved_s: Callable[[Job], float]
     launch_s: LaunchCost
 
 
