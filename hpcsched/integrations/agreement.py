@@ -47,6 +47,8 @@ class Agreement:
         if not self._meet():
             return wish
         before = self._answer()
+        if before & Wish.STOP:  # on all ranks: gloo aborts a process that ends while something is under way
+            return before
         now, last = time.monotonic(), self._last
         self._last = now
         long = dist.get_rank() == 0 and 0.0 < last <= now - _LONG_STEP_S

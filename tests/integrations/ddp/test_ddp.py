@@ -42,7 +42,7 @@ def test_a_training_behind_torchrun_is_suspended_and_goes_on_with_other_ranks(tm
         text=True,
         timeout=120,
     )
-    assert ran.returncode == 0, "75 would be a failure to torchrun"
+    assert ran.returncode == 0, f"75 would be a failure to torchrun: {ran.stderr[:3000]}"
     assert (job.folder / "ready.1").read_text() == "{}" and (job.folder / "left.1").exists()
     made = {int(line.split()[1]): line.split()[3] for line in ran.stdout.splitlines()}
     assert made.keys() == {1, 2}, "what is asked after a step is answered after the next one"
