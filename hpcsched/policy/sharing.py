@@ -6,8 +6,7 @@ are there have been measured. It goes again where that was no gain, and such job
 while a job that wants whole GPUs waits in front of it: that one waits for the GPU that this would keep busy.
 When nobody waits any more and GPUs stay free, those that gain most by it go there.
 
-Placing by measured memory and utilisation, and coming back after running out of memory, is CARMA's way; the
-gain that utilisations promise is that of the pairs that Lucid measured (Hu et al., ASPLOS 2023).
+Placing by measured memory and utilisation, and coming back after running out of memory, is CARMA's way.
 """
 
 from __future__ import annotations
@@ -18,7 +17,15 @@ from itertools import islice
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
-from hpcsched.core.mechanisms.sharing.shares import MOST_JOBS, RESERVE, Use, mixture, share_of, shares_a_gpu
+from hpcsched.core.mechanisms.sharing.shares import (
+    MOST_JOBS,
+    RESERVE,
+    Use,
+    asked_mib,
+    mixture,
+    share_of,
+    shares_a_gpu,
+)
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareDecision, ShareView, Worth
 from hpcsched.core.mechanisms.speed import own_speed
 from hpcsched.core.model import ComputeMode, JobState
@@ -99,7 +106,7 @@ def alone(view: ShareView, job: Job) -> float | None:
     """A job's steps per second by itself, as measured or as its model's profile says; None: not known."""
     profile = view.profile(job)
     expected = profile.rate(1) if profile and (view.loaded(job) or 1 in profile.throughput) else None
-    return own_speed(view.shares.speed(job), expected)
+    return own_speed(view.shares.speeds.of(job), expected)
 
 
 def kept(view: ShareView, job: Job) -> float | None:
@@ -107,7 +114,7 @@ def kept(view: ShareView, job: Job) -> float | None:
 
     One that has told nothing for far longer than measuring takes counts as if it had come to nothing.
     """
-    speed, own = view.shares.speed(job), alone(view, job)
+    speed, own = view.shares.speeds.of(job), alone(view, job)
     if speed is None or not own:
         return None
     if speed.contended is not None:
@@ -199,11 +206,7 @@ def _joins(view: ShareView, places: Mapping[int, list[Job]]) -> Iterator[ShareDe
     for job in islice(view.waiting(), WINDOW):
         if not places or not shares_a_gpu(job.spec):
             break
-        found = [
-            gpu
-            for gpu, jobs in places.items()
-            if not why_not(view, gpu, jobs, job) and _has_main_memory(view, gpu, job, starting)
-        ]
+        found = [gpu for gpu, jobs in places.items() if not why_not(view, gpu, jobs, job, starting)]
         if not found or not view.in_time(job, starting):
             continue
         gpu = min(found, key=lambda gpu: (_busy(view, places[gpu]), len(places[gpu]), gpu))
@@ -217,18 +220,10 @@ def _joins(view: ShareView, places: Mapping[int, list[Job]]) -> Iterator[ShareDe
         yield LookAgain(at=view.now + LOOK_S)
 
 
-def _has_main_memory(view: ShareView, gpu: int, newcomer: Job, starting: Sequence[Job]) -> bool:
-    """Whether a GPU's host has the main memory that a job asks for; that of a CPU slot is looked at apart."""
-    device, needs = view.devices[gpu], newcomer.spec.needs
-    left = view.room_mib(device.host) if device.kind != "cpu" and needs and needs.memory_mib else None
-    if left is None or needs is None:
-        return True
-    others = sum((job.spec.needs.memory_mib or 0.0) for job in starting if job.spec.needs)
-    return others + (needs.memory_mib or 0.0) <= left
-
-
-def why_not(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> str:
-    """Why those on a GPU take no more, or not this one; "" if they do."""
+def why_not(
+    view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job, starting: Sequence[Job] = ()
+) -> str:
+    """Why those on a GPU take no more, or not this one; "" if they do. `starting`: others that come now."""
     device = view.devices.get(gpu)
     if device is None or view.others(gpu):
         return "other jobs use it too"
@@ -236,6 +231,8 @@ def why_not(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> st
         return f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS, and they are processes of their own"
     if not suits(newcomer.spec.needs, device):
         return f"it asks for {newcomer.spec.needs}"
+    if full := _no_main_memory(view, gpu, newcomer, starting):
+        return full
     if any(job.wanted not in ("", "suspend") or job.state is JobState.SUSPENDING for job in jobs):
         return "one of those who train there is leaving"
     if len(jobs) >= MOST_JOBS:
@@ -249,6 +246,16 @@ def why_not(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> st
     ):
         return ""
     return _too_busy(view, gpu, jobs, newcomer)
+
+
+def _no_main_memory(view: ShareView, gpu: int, newcomer: Job, starting: Sequence[Job]) -> str:
+    """Of what it asks for, on a GPU's host; that of a CPU slot is looked at as the slot's own memory."""
+    device, wants = view.devices[gpu], asked_mib(newcomer.spec, on_gpu=False)
+    left = view.room_mib(device.host) if wants and device.kind != "cpu" else None
+    if left is None or wants is None:
+        return ""
+    left -= sum(asked_mib(job.spec, on_gpu=False) or 0.0 for job in starting)
+    return f"its host has {max(0.0, left):.0f} MiB of main memory left" if wants > left else ""
 
 
 def _asks_too_much(jobs: Sequence[Job], newcomer: Job) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
+from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_S, LEAST_SAMPLES, LEAST_STEPS
 
 MOST_RATES = 9
@@ -65,6 +66,33 @@ class Speed:
         self.alone = (*self.alone[1 - MOST_RATES :], steps / seconds)
         if len(self.alone) >= LEAST_SAMPLES:
             self.own, self.own_s, self.anew = median(self.alone), at, True
+
+
+class Speeds(dict[int, Speed]):
+    """The speeds of the newest attempts of jobs, by job id."""
+
+    def of(self, job: Job) -> Speed | None:
+        """What was measured of a job's newest attempt."""
+        speed = self.get(job.id)
+        return speed if speed and speed.attempt == job.attempt else None
+
+    def hear(self, job: Job, step: int, at: float) -> Speed:
+        """A job's newest attempt had done `step` steps at `at`, whatever is under way with it."""
+        speed = self.of(job)
+        if speed is None:
+            speed = Speed(job.attempt, step=step, heard_s=at, since_step=step, since_s=at)
+            self[job.id] = speed
+        speed.hear(step, at)
+        return speed
+
+    def disturb(self, job_id: int | None, now: float) -> None:
+        """It has changed who is beside this job, or how fast."""
+        if job_id is not None and (speed := self.get(job_id)):
+            speed.disturb(now)
+
+    def gone(self, job_id: int) -> None:
+        """A job's attempt is over."""
+        self.pop(job_id, None)
 
 
 def own_speed(speed: Speed | None, expected: float | None) -> float | None:

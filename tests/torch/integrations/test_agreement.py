@@ -7,6 +7,8 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -135,3 +137,22 @@ def test_a_rank_that_has_ended_is_seen(tmp_path: Path) -> None:
 
 def test_one_rank_answers_itself() -> None:
     assert Agreement()(STOP) is STOP
+
+
+def test_once_all_are_to_leave_nothing_more_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo aborts a process that ends while a collective is under way."""
+    begun: list[Any] = []
+
+    def all_reduce(box: Any, **_: Any) -> Any:
+        begun.append(box)
+        return SimpleNamespace(wait=lambda: None)
+
+    agree = Agreement()
+    monkeypatch.setattr(agree, "_meet", lambda: True)
+    played = SimpleNamespace(get_rank=lambda: 1, all_reduce=all_reduce, ReduceOp=SimpleNamespace(MAX=0))
+    monkeypatch.setattr(agreement, "dist", played)
+    assert agree(Wish.NOTHING) == Wish.NOTHING
+    assert agree(Wish.STOP) == Wish.NOTHING
+    assert len(begun) == 2
+    assert agree(Wish.NOTHING) == Wish.STOP
+    assert len(begun) == 2

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hpcsched.core.jobs import Job
-from hpcsched.core.mechanisms.speed import Speed, own_speed
+from hpcsched.core.mechanisms.speed import Speed, Speeds, own_speed
 from hpcsched.core.model import Kind
 from hpcsched.core.reasons import Reason
 
@@ -52,7 +52,7 @@ class Lanes:
 
     holder: dict[int, int] = field(default_factory=dict)
     guests: dict[int, LaneGuest] = field(default_factory=dict)
-    speeds: dict[int, Speed] = field(default_factory=dict)
+    speeds: Speeds = field(default_factory=Speeds)
     costly: dict[tuple[str, str], Reason] = field(default_factory=dict)
     quarantined: dict[int, Reason] = field(default_factory=dict)
 
@@ -76,17 +76,11 @@ class Lanes:
 
     def speed(self, job: Job) -> Speed | None:
         """What was measured of a foreground job's newest attempt."""
-        speed = self.speeds.get(job.id)
-        return speed if speed and speed.attempt == job.attempt else None
+        return self.speeds.of(job)
 
     def hear(self, job: Job, step: int, at: float) -> Speed:
         """A foreground job's newest attempt had done `step` steps at `at`, whatever is under way with it."""
-        speed = self.speed(job)
-        if speed is None:
-            speed = Speed(job.attempt, step=step, heard_s=at, since_step=step, since_s=at)
-            self.speeds[job.id] = speed
-        speed.hear(step, at)
-        return speed
+        return self.speeds.hear(job, step, at)
 
     def observe(self, job: Job, step: int, at: float) -> None:
         """It did so while nothing was under way with it: its speed can be taken from that."""
@@ -94,12 +88,11 @@ class Lanes:
 
     def disturb(self, job_id: int | None, now: float) -> None:
         """It has changed who runs beside this foreground job, or how fast."""
-        if job_id is not None and (speed := self.speeds.get(job_id)):
-            speed.disturb(now)
+        self.speeds.disturb(job_id, now)
 
     def gone(self, job_id: int) -> None:
         """The foreground job's attempt is over."""
-        self.speeds.pop(job_id, None)
+        self.speeds.gone(job_id)
 
 
 def slowdown(speed: Speed | None, expected: float | None) -> float | None:

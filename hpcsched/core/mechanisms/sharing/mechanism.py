@@ -175,18 +175,19 @@ class Sharing(Mechanism):
     def disturbed(self, job: Job, gpus: Iterable[int]) -> list[Job] | None:
         """Those beside it; where it is by itself, all on its host, as with any job."""
         others = self.beside(job)
-        self.shares.disturb([other.id for other in others], self._run.now)
+        for other in others:
+            self.shares.speeds.disturb(other.id, self._run.now)
         return list(others) or None
 
     def heard(self, job: Job, step: int, at: float) -> None:
         if shares_a_gpu(job.spec):
-            self.shares.hear(job, step, at)
+            self.shares.speeds.hear(job, step, at)
 
     def alone(self, job: Job, step: int, at: float) -> bool:
         if not shares_a_gpu(job.spec):
             return True
         shared = self.shares.shared(job)
-        self.shares.hear(job, step, at).observe(step, at, shared=shared)
+        self.shares.speeds.hear(job, step, at).observe(step, at, shared=shared)
         return not shared
 
     def _use_measured(self, event: ev.DeviceUseMeasured) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.riders import Riders
-from hpcsched.core.mechanisms.speed import Speed
+from hpcsched.core.mechanisms.speed import Speeds
 from hpcsched.core.model import JobSpec
 from hpcsched.core.reasons import Reason
 
@@ -51,7 +51,7 @@ class Shares(Riders):
     for, `parted` who has left a GPU for one in this life of the run.
     """
 
-    speeds: dict[int, Speed] = field(default_factory=dict)
+    speeds: Speeds = field(default_factory=Speeds)
     use: dict[int, Use] = field(default_factory=dict)
     limits: dict[int, float] = field(default_factory=dict)
     models: dict[str, Use] = field(default_factory=dict)
@@ -60,26 +60,6 @@ class Shares(Riders):
     came_s: dict[int, float] = field(default_factory=dict)
     idle_s: float | None = None
     parted: set[int] = field(default_factory=set)
-
-    def speed(self, job: Job) -> Speed | None:
-        """What was measured of the job's newest attempt."""
-        speed = self.speeds.get(job.id)
-        return speed if speed and speed.attempt == job.attempt else None
-
-    def hear(self, job: Job, step: int, at: float) -> Speed:
-        """The job's newest attempt had done `step` steps at `at`, whatever is under way with it."""
-        speed = self.speed(job)
-        if speed is None:
-            speed = Speed(job.attempt, step=step, heard_s=at, since_step=step, since_s=at)
-            self.speeds[job.id] = speed
-        speed.hear(step, at)
-        return speed
-
-    def disturb(self, jobs: Iterable[int], now: float) -> None:
-        """It has changed who is beside these jobs."""
-        for job_id in jobs:
-            if speed := self.speeds.get(job_id):
-                speed.disturb(now)
 
     def measured(self, job: Job, use: Use) -> None:
         """The job's newest attempt uses this much; of memory the most that it ever had counts."""
@@ -108,7 +88,7 @@ class Shares(Riders):
 
     def gone(self, job_id: int) -> None:
         """The job's attempt is over."""
-        self.speeds.pop(job_id, None)
+        self.speeds.gone(job_id)
         self.use.pop(job_id, None)
         self.limits.pop(job_id, None)
 

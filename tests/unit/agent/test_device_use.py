@@ -1,0 +1,66 @@
+"""What jobs that share devices are seen to use of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hpcsched.agent.device_use import WARM_S, DeviceUse
+from hpcsched.core import events as ev
+from hpcsched.core.needs import Needs
+from hpcsched.devices.base import Sample
+from hpcsched.testing.builders import Driver, a_job, some_devices
+
+SETTLE_S = 15.0
+
+
+class Looks:
+    """A GPU of some jobs, and what NVML says of it."""
+
+    def __init__(self, names: str) -> None:
+        self.run = Driver(gpus=1)
+        devices = tuple(replace(one, memory_mib=10_000.0) for one in some_devices(1))
+        self.run.tell(ev.AgentStarted, wall=1e9, devices=devices, policy="marble")
+        jobs = (a_job(name, gpus=1, needs=Needs(share=0.5)) for name in names)
+        self.run.submit(*jobs)
+        self.sample = Sample(gpu=0, utilisation=0.5, memory_mib=7000.0)
+        self.now = 0.0
+        self.use = DeviceUse(
+            self.run.machine, lambda gpu: self.sample, host="n1", settle_s=SETTLE_S, clock=lambda: self.now
+        )
+
+    def after(self, seconds: float, mib: float) -> dict[str, tuple[float | None, float | None]]:
+        self.now += seconds
+        self.run.now += seconds
+        self.sample = replace(self.sample, memory_mib=mib)
+        seen = self.use.look(self.run.now)
+        for event in seen:
+            self.run.handle(event)
+        jobs = self.run.machine.run.jobs
+        return {jobs[one.job_id].spec.name: (one.memory_mib, one.busy) for one in seen}  # type: ignore[attr-defined]
+
+
+def test_what_was_in_use_before_is_nobodys() -> None:
+    looks = Looks("a")
+    looks.run.runs("a")
+    assert looks.after(0.0, 7000.0) == {}
+    assert looks.after(SETTLE_S - 1, 7000.0) == {}
+    assert looks.after(2.0, 3000.0) == {"a": (3000.0, 0.5)}
+    assert looks.after(2.0, 3100.0) == {}, "no news"
+    assert looks.after(2.0, 4000.0) == {"a": (4000.0, None)}
+
+
+def test_what_is_more_when_one_comes_is_its_own() -> None:
+    looks = Looks("ab")
+    looks.run.runs("a", "b")
+    looks.run.tell(ev.DeviceUseMeasured, "a", memory_mib=3000.0)
+    assert looks.after(0.0, 3000.0) == {}
+    assert looks.after(SETTLE_S, 5000.0) == {"b": (2000.0, None)}
+
+
+def test_how_busy_it_is_counts_from_when_it_is_warm() -> None:
+    looks = Looks("a")
+    looks.run.runs("a")
+    assert looks.after(0.0, 100.0) == {}
+    looks.now += SETTLE_S  # of this clock, not of the run's
+    assert looks.after(WARM_S - 1, 100.0) == {"a": (100.0, None)}
+    assert looks.after(2.0, 100.0) == {"a": (None, 0.5)}
