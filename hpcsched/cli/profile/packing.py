@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hpcsched.profiling.packing import PackProbeSettings
     from hpcsched.profiling.packing_results import MeasuredPacks, Pair
 
-MODES = ("auto", "loop", "stacked", "streams", "graph")
+MODES = ("auto", "loop", "stacked", "adapters", "streams", "graph")
 """Of the pack's engine, which is not imported here."""
 
 MOST = 4096

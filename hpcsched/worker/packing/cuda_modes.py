@@ -20,6 +20,7 @@ from hpcsched.worker.packing.failures import Failures, ModeRefused, line_of, out
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Batches, Runner, step_of
 from hpcsched.worker.packing.reference import alone
+from hpcsched.worker.session.trainer import clip
 
 REAL_STEPS = 3
 """Steps before a capture: libraries choose their kernels and make their work areas in the first ones."""
@@ -216,6 +217,7 @@ class Graph(Runner):
         member.parts.optimizer.zero_grad()
         lost = member.losses(batch)
         (lost / member.batch).backward()  # type: ignore[no-untyped-call]
+        clip(member.parts)
         member.parts.optimizer.step()
         total.copy_(lost.detach())
 

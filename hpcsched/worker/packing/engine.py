@@ -16,6 +16,7 @@ import torch
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.packing import rng_hooks
+from hpcsched.worker.packing.adapters.mode import AdaptersMode
 from hpcsched.worker.packing.cuda_modes import Graph, Streams
 from hpcsched.worker.packing.data_feed import Feed, same_data
 from hpcsched.worker.packing.failures import (
@@ -29,14 +30,14 @@ from hpcsched.worker.packing.failures import (
     out_of_memory,
     told_of,
 )
-from hpcsched.worker.packing.group import CAREFUL_STEPS, Group, alike
+from hpcsched.worker.packing.group import CAREFUL_STEPS, Group, alike, keep_pace
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Batches, LoopMode, ModeTrial, Runner, Stacks, TurnsMode, widths
 from hpcsched.worker.packing.stacking import Forward
 
 __all__ = ["MODES", "Failed", "OutOfMemory", "Pack"]
 
-MODES = ("auto", "loop", "stacked", "streams", "graph")
+MODES = ("auto", "loop", "stacked", "adapters", "streams", "graph")
 """`auto` takes the fastest, as measured; `streams` and `graph` are for GPUs."""
 
 Clock = Callable[[], float]
@@ -73,7 +74,7 @@ class Pack:
         """Let members in, between two steps."""
         self.settle()
         for member in members:
-            others = [other for other in self.members if alike(other, member)] or self.members
+            others = [other for other in self.members if self._alike(other, member)] or self.members
             member.clock = min((other.clock for other in others), default=0.0)
             member.source = member.parts
             for other in self.members:
@@ -81,8 +82,19 @@ class Pack:
                     member.source = other.source
                     member.parts.dataset = other.source.dataset  # once in memory
                     break
+            self._share_frozen(member)
             self.members.append(member)
         self._regroup()
+
+    def _share_frozen(self, member: Member) -> None:
+        """What is frozen under the adapters of several lies in memory once."""
+        if member.frozen is None:
+            return
+        for other in self.members:
+            if other.frozen is not None and other.frozen.key == member.frozen.key:
+                if not member.frozen.share(other.frozen):
+                    member.frozen.alone()
+                return
 
     def leave(self, *members: Member) -> None:
         """Let members go, between two steps: what they are made of is their own again."""
@@ -104,13 +116,10 @@ class Pack:
     def _regroup(self) -> None:
         """Put those together that walk together; groups that stay what they were go on as they are."""
         sets: list[list[Member]] = []
-        for member in self.members:
-            for some in sets:
-                if alike(member, some[0]) and member.clock == some[0].clock:
-                    some.append(member)
-                    break
-            else:
-                sets.append([member])
+        for some in self._those_alike():
+            keep_pace(some)
+            clocks = dict.fromkeys(member.clock for member in some)
+            sets += [[member for member in some if member.clock == clock] for clock in clocks]
         kept = {tuple(group.members): group for group in self.groups}
         self.groups = [
             kept.pop(tuple(members)) if tuple(members) in kept else Group(members) for members in sets
@@ -122,8 +131,23 @@ class Pack:
         for group in self.groups:
             group.careful = CAREFUL_STEPS
         self._ragged = any(
-            alike(group.members[0], other.members[0]) for group, other in combinations(self.groups, 2)
+            self._alike(group.members[0], other.members[0]) for group, other in combinations(self.groups, 2)
         )
+
+    def _alike(self, one: Member, other: Member) -> bool:
+        return alike(one, other, self.mode)
+
+    def _those_alike(self) -> list[list[Member]]:
+        """All members, those that are alike together."""
+        sets: list[list[Member]] = []
+        for member in self.members:
+            for some in sets:
+                if self._alike(member, some[0]):
+                    some.append(member)
+                    break
+            else:
+                sets.append([member])
+        return sets
 
     def _feed(self) -> None:
         """One feed for all who see the same samples at the same time of the pack."""
@@ -201,7 +225,7 @@ class Pack:
         except DeviceFull as error:
             full, why, told = True, str(error), error.told
         except Exception as error:
-            if not isinstance(group.runner, (Stacks, Graph)):
+            if not isinstance(group.runner, (Stacks, AdaptersMode, Graph)):
                 raise
             if isinstance(error, ModeRefused) and self.mode != "auto":
                 raise _cannot(self.mode, str(error)) from error
@@ -254,7 +278,8 @@ class Pack:
                 group.wanted = stacks[0] if whole else known[measured]
                 return
         devices = ["streams", "graph"] if self.device.type == "cuda" else []
-        group.trial = ModeTrial(["loop", *devices, *stacks, "turns"])
+        together = ["adapters"] if group.adapters else stacks
+        group.trial = ModeTrial(["loop", *devices, *together, "turns"])
 
     def _try(self, group: Group, batches: Batches, read_s: float) -> None:
         """One step in the mode that is being measured; its samples have taken so long to be read."""
@@ -327,6 +352,8 @@ class Pack:
             return Streams(group.members)
         if mode == "graph":
             return Graph(group.members, batches)
+        if mode == "adapters":
+            return AdaptersMode(group.members, batches)
         if mode.startswith("stacked/"):
             return Stacks(group.members, int(mode.partition("/")[2]), batches, self._traced)
         return LoopMode(group.members)
@@ -338,4 +365,5 @@ def _cannot(mode: str, why: str) -> ConfigError:
 
 def _place(member: Member) -> Any:
     """The same for members that see the same samples at the same time of the pack."""
-    return id(member.source), member.session.sampler.seed, member.session.samples - member.clock
+    whose = None if member.pace == member.batch else id(member)  # it walks at another pace than the data
+    return id(member.source), member.session.sampler.seed, member.session.samples - member.clock, whose

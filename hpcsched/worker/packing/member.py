@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from functools import cached_property
 from typing import Any, TypeVar
@@ -12,13 +12,14 @@ import torch
 from hpcsched.compat import zip
 from hpcsched.errors import StoreError
 from hpcsched.worker.packing import rng_hooks
+from hpcsched.worker.packing.adapters.frozen import Frozen, frozen_of
 from hpcsched.worker.packing.batches import own, private
 from hpcsched.worker.packing.compatibility import Memory, architecture
 from hpcsched.worker.packing.packed_session import PackedSession
 from hpcsched.worker.packing.rollback import Buffers, StepEffects, Weights, differing, homes_of
 from hpcsched.worker.process import rng
 from hpcsched.worker.session.batches import summed
-from hpcsched.worker.session.trainer import Parts, evaluate
+from hpcsched.worker.session.trainer import Parts, clip, evaluate
 
 WATCHED_STEPS, WATCHED_EVERY = 3, 256
 """So many first steps of a member are watched for what they draw and change; later one of so many."""
@@ -45,6 +46,8 @@ class Member:
         """Whose data it reads: members of a pack that have the same data have the same one here."""
         self.clock = 0.0
         """Samples that it has had of its pack's time: all members are kept alike in this."""
+        self.pace = float(self.batch)
+        """What a step of it counts for in that: members that make their steps together are as fast in it."""
         self.shares = False
         """Whether others are given the same batches."""
         self.writes = False
@@ -69,6 +72,30 @@ class Member:
         """What its model and loss have in common with those that it can be computed with as one."""
         return architecture(self.parts.model, self.parts.loss)
 
+    @cached_property
+    def frozen(self) -> Frozen | None:
+        """What is frozen in its model, where that has adapters on it."""
+        return frozen_of(self.parts.model)
+
+    @property
+    def generators(self) -> dict[str, Any]:
+        """Where its random numbers are, by generator."""
+        return self._generators
+
+    @generators.setter
+    def generators(self, states: dict[str, Any]) -> None:
+        self._generators = states
+
+    @property
+    def torch_generators(self) -> Sequence[tuple[str, torch.Generator]]:
+        """Torch's generators that its code draws from, by their names in `generators`."""
+        return self._torch
+
+    @property
+    def changes_buffers(self) -> bool:
+        """Whether its steps change buffers, as far as they were watched."""
+        return bool(self._habits.changes)
+
     @property
     def draws(self) -> frozenset[str] | None:
         """Which generators its steps draw from; None: not known yet."""
@@ -82,6 +109,8 @@ class Member:
             return "a scheduler that is not torch's may change anything between two steps"
         if not self.steady:
             return "the model or its loss changes attributes of its own in a step"
+        if self.parts.precision is not None:
+            return "mixed precision is not traced"
         if self.writes:
             return "the models write into their batches"
         return None if self.started else "an optimizer has not made its first step yet"
@@ -216,13 +245,13 @@ class Member:
 
     def losses(self, batch: Any) -> torch.Tensor:
         """The sum of the losses of a batch's samples, shape []. Raises ValueError for odd losses."""
-        losses = self.parts.loss(self.parts.model, own(batch) if self.shares else batch)
-        return summed(losses, self.batch)
+        return summed(self.parts.losses(own(batch) if self.shares else batch), self.batch)
 
     def update(self, careful: bool = False) -> None:
         """The second half of a step, when the gradients are there; if it raises, as `step`."""
         before = Weights(self.parts.optimizer) if careful else None
         try:
+            clip(self.parts)
             self.parts.optimizer.step()
         except BaseException as error:
             if before is None:
@@ -241,7 +270,7 @@ class Member:
                 self._tear(error)
                 raise
         self.session.count_step()
-        self.clock += self.batch
+        self.clock += self.pace
 
     def _tear(self, error: BaseException) -> None:
         self.session.torn = str(error) or type(error).__name__

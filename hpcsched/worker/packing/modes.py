@@ -151,12 +151,14 @@ class Stacks(Runner):
         self, members: Sequence[Member], width: int, batches: Batches, traced: dict[Any, Forward]
     ) -> None:
         super().__init__(members)
-        self._runners: list[tuple[slice, Stack | LoopMode]] = []
+        self._runners: list[tuple[list[int], Stack | LoopMode]] = []
+        order = sorted(range(len(members)), key=lambda index: members[index].batch)  # alike ones together
         try:
             for start in range(0, len(members), width):
-                part = slice(start, start + width)
-                some = members[part]
-                runner = Stack(some, batches[part], traced) if len(some) > 1 else LoopMode(some)
+                part = order[start : start + width]
+                some = [members[index] for index in part]
+                theirs = [batches[index] for index in part]
+                runner = Stack(some, theirs, traced) if len(some) > 1 else LoopMode(some)
                 self._runners.append((part, runner))
         except BaseException:
             self.apart()
@@ -164,7 +166,7 @@ class Stacks(Runner):
 
     def step(self, batches: Batches, *, careful: bool = False) -> None:
         for part, runner in self._runners:
-            runner.step(batches[part], careful=careful)
+            runner.step([batches[index] for index in part], careful=careful)
 
     def write_back(self) -> None:
         for _, runner in self._runners:

@@ -43,7 +43,7 @@ class PackedSession:
     """
 
     def __init__(self, parts: Parts, *, steps: int | None = None) -> None:
-        refuse_mixed(parts)
+        refuse_mixed(parts, taken=("bf16", "clip_norm"))
         parts.model.train()
         training = TrainingState(
             model=parts.model,

@@ -62,7 +62,8 @@ class _Losses(nn.Module):
 class Stack:
     """Members whose models train as one; between two steps each has its own parameters as ever.
 
-    All have the same architecture and batch size, and have made a first step.
+    All have the same architecture, and have made a first step. Where their batches are not of one size, the
+    smaller ones are filled up with samples of theirs that count for nothing.
 
     Args:
         batches: real ones, to trace the forward pass with and to check it on; no step is made.
@@ -73,7 +74,8 @@ class Stack:
 
     def __init__(self, members: Sequence[Member], batches: Batches, traced: dict[Any, Forward]) -> None:
         self.members = tuple(members)
-        self._samples = members[0].batch
+        self._samples = max(member.batch for member in members)
+        self._filled = _filled(members, self._samples)
         models = [member.parts.model for member in members]
         can_be_stacked(members)
         self._names = [name for name, p in models[0].named_parameters() if p.requires_grad]
@@ -96,9 +98,9 @@ class Stack:
             stacked.requires_grad_()
         self._rest = self._stack_rest()
         self._one_batch = all(batch is batches[0] for batch in batches)
-        self._share = torch.full((len(members),), 1 / self._samples, device=members[0].session.device)
-        self._shapes = [tensor.shape for tensor in tensors_in(batches[0])]
-        key = (members[0].architecture, len(members), self._one_batch, _form(batches[0]))
+        self._share = torch.tensor([1 / member.batch for member in members], device=members[0].session.device)
+        self._shapes = [tensor.shape for tensor in self._fill(batches[0], 0)]
+        key = (members[0].architecture, len(members), self._one_batch, _form(batches[0]), self._samples)
         if key not in traced:
             traced[key], _ = members[0].rehearse(self._trace, batches)
         self._forward = traced[key].run
@@ -106,6 +108,8 @@ class Stack:
         self._changing = [self._rest[index] for index in sorted(changing)]
         self._update: Update | None = None
         try:
+            if any(member.parts.clip_norm is not None for member in members):
+                raise NotTogether("gradients are clipped")
             self._update = update_for(self._row, [m.parts.optimizer for m in members], self._mine)
         except NotTogether:
             self._update = None
@@ -166,7 +170,7 @@ class Stack:
             tensors = tensors_in(batches[0])
             shapes = [tensor.shape for tensor in tensors]
         else:
-            each = [tensors_in(batch) for batch in batches]
+            each = [self._fill(batch, model) for model, batch in enumerate(batches)]
             shapes = [tensor.shape for tensor in each[0]]
             if any([tensor.shape for tensor in some] != shapes for some in each):
                 raise NotStackable("the models' batches are of several shapes")
@@ -175,9 +179,22 @@ class Stack:
             raise NotStackable("the batches are not of one shape")
         return tensors
 
+    def _fill(self, batch: Any, model: int) -> list[torch.Tensor]:
+        """The tensors of a model's batch, with as many samples as the largest one."""
+        tensors = tensors_in(batch)
+        if self._filled is None:
+            return tensors
+        if any(not t.ndim or len(t) != self.members[model].batch for t in tensors):
+            raise NotStackable("batches are of several sizes, and not all in them is made of samples")
+        return [tensor[self._filled.chosen[model]] for tensor in tensors]
+
     def _compute(self, batches: Batches) -> torch.Tensor:
         """Have the gradients in their row; returns the sums of the losses, shape [models]."""
         losses = self._forward(*self._stacked, *self._rest, *self._tensors(batches))
+        if self._filled is not None:
+            if losses.ndim < 2:
+                raise NotStackable("batches of several sizes need one loss a sample")
+            losses = losses.where(self._filled.counts, 0)
         totals = losses.sum(1) if losses.ndim > 1 else losses * self._samples
         torch._foreach_copy_(self._gradients, torch.autograd.grad(totals, self._stacked, self._share))
         return totals.detach()
@@ -286,6 +303,23 @@ class Stack:
             tensor.data = tensor.data.to(device)
         for state, name in homes:
             state[name] = state[name].to(device)
+
+
+@dataclass(frozen=True)
+class _Filled:
+    """Batches of several sizes: by model, the samples that one of the largest size is made of, and which of
+    them count, shape [models, samples]."""
+
+    chosen: list[torch.Tensor]
+    counts: torch.Tensor
+
+
+def _filled(members: Sequence[Member], samples: int) -> _Filled | None:
+    if all(member.batch == samples for member in members):
+        return None
+    places = torch.arange(samples, device=members[0].session.device)
+    sizes = [member.batch for member in members]
+    return _Filled([places.clamp(max=size - 1) for size in sizes], torch.stack([places < s for s in sizes]))
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from hpcsched.worker.session.context import Context
 from hpcsched.worker.session.replicated import Replicated
 from hpcsched.worker.session.sampler import share
 from hpcsched.worker.session.state import TrainingState
-from hpcsched.worker.session.trainer import Parts, Place, read, rehearse
+from hpcsched.worker.session.trainer import Parts, Place, clip, read, rehearse
 
 
 class DataParallel(Replicated):
@@ -145,11 +145,7 @@ class DataParallel(Replicated):
         """The second half of a step: every parameter's `grad` is that of the whole global batch."""
         parts = self._parts
         assert parts is not None
-        if parts.clip_norm is not None:
-            # The optimizer's only: gradients of others still have the scale, and are those of all steps.
-            kept = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
-            clipped = [p for p in parts.model.parameters() if id(p) in kept]
-            torch.nn.utils.clip_grad_norm_(clipped, parts.clip_norm)
+        clip(parts)
         if self._scaler is None:
             parts.optimizer.step()
         else:

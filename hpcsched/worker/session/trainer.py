@@ -156,12 +156,28 @@ def build(trainer: Trainer, args: Mapping[str, Any]) -> Parts:
     return parts
 
 
-def refuse_mixed(parts: Parts) -> None:
-    """Raise ConfigError for parts that only data parallel training can compute; others would pass it over."""
-    for key in ("precision", "clip_norm"):
-        if (value := getattr(parts, key)) is not None:
-            accepted = "None under this strategy; the strategy 'ddp' takes it"
-            raise ConfigError(where="training", key=key, got=repr(value), accepted=accepted)
+def refuse_mixed(parts: Parts, *, taken: Sequence[str] = ()) -> None:
+    """Raise ConfigError for parts that a strategy would pass over, which is not data parallel training.
+
+    `taken`: what it does take of `Parts.precision`, and "clip_norm" if it takes that.
+    """
+    known = [name for name in PRECISIONS if name in taken]
+    for key, value, accepted in (
+        ("precision", parts.precision, [None, *known]),
+        ("clip_norm", None if "clip_norm" in taken else parts.clip_norm, [None]),
+    ):
+        if value not in accepted:
+            words = " or ".join(map(repr, accepted)) + " under this strategy; the strategy 'ddp' takes it"
+            raise ConfigError(where="training", key=key, got=repr(value), accepted=words)
+
+
+def clip(parts: Parts) -> None:
+    """Scale the gradients down to `Parts.clip_norm`, where there is one."""
+    if parts.clip_norm is not None:
+        # The optimizer's only: gradients of others still have the scale, and are those of all steps.
+        kept = {id(p) for group in parts.optimizer.param_groups for p in group["params"]}
+        clipped = [p for p in parts.model.parameters() if id(p) in kept]
+        torch.nn.utils.clip_grad_norm_(clipped, parts.clip_norm)
 
 
 def read(

@@ -55,7 +55,7 @@ class Hours:
         def timed(runner: Any, *args: Any, **options: Any) -> None:
             name = kind.__name__.removesuffix("Mode").lower()
             if kind is Stacks:
-                name += str(runner._runners[0][0].stop)
+                name += str(len(runner._runners[0][0]))
             ahead = runner.ahead
             inside, self.now = self.now, self.now
             step(runner, *args, **options)

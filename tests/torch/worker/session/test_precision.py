@@ -151,8 +151,11 @@ def test_strategies_that_would_pass_it_over_refuse_it(options: dict[str, Any]) -
     line = f"{next(iter(options))}: .*; accepted: None under this strategy; the strategy 'ddp' takes it"
     with pytest.raises(ConfigError, match=line):
         session_of(made(**options), Replicated())
-    with pytest.raises(ConfigError, match=line):
-        PackedSession(made(**options), steps=2)
+
+
+def test_packs_refuse_what_needs_a_scaler() -> None:
+    with pytest.raises(ConfigError, match="precision: 'fp16'; accepted: None or 'bf16' under this strategy"):
+        PackedSession(made(precision="fp16", clip_norm=1.0), steps=2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,190 @@
+"""Batches of several trainings as one, and apart again: rows one below the other, as long as the longest."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hpcsched.compat import zip
+from hpcsched.worker.packing.reference import NotStackable
+
+_NOTHING_KEPT = {"use_cache": False}
+"""What generating text would need, and no training."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a training has called the frozen model: arguments by name, and under what."""
+
+    arguments: Mapping[str, Any]
+    autocast: torch.dtype | None
+    gradients: bool
+
+    @classmethod
+    def of(cls, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """The call that is being made in this thread. Raises NotStackable for one that nobody understands."""
+        try:
+            bound = inspect.signature(forward).bind(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            raise NotStackable(f"the frozen model is called in an odd way: {error}") from error
+        arguments: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                raise NotStackable("the frozen model takes any number of arguments")
+            arguments |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        first = next((v for v in arguments.values() if isinstance(v, torch.Tensor)), None)
+        device = "cpu" if first is None else first.device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return cls(arguments, autocast, torch.is_grad_enabled())
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of the joint batch are whose, and how long theirs are.
+
+    Attributes:
+        counts: rows by member.
+        lengths: tokens in a row by member; the joint batch is as long as the longest. None where rows are no
+            sequences.
+    """
+
+    counts: tuple[int, ...]
+    lengths: tuple[int, ...] | None
+
+    @property
+    def total(self) -> int:
+        """Rows of all."""
+        return sum(self.counts)
+
+    @property
+    def longest(self) -> int:
+        """Tokens in a row of the joint batch; 0 where rows are no sequences."""
+        return max(self.lengths or (0,))
+
+    @property
+    def padded(self) -> bool:
+        """Whether some rows are shorter than others."""
+        return self.lengths is not None and len(set(self.lengths)) > 1
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Tokens of all members, and those of the joint batch."""
+        if self.lengths is None:
+            return self.total, self.total
+        own = sum(count * length for count, length in zip(self.counts, self.lengths, strict=True))
+        return own, self.total * self.longest
+
+    def split(self, value: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Each one's rows, as long as its own. Raises NotStackable for a tensor that is not made of rows."""
+        if not value.ndim or value.shape[0] % self.total:
+            raise NotStackable(f"the frozen model makes other rows of a batch (shape {list(value.shape)})")
+        times = value.shape[0] // self.total
+        if self.padded and times > 1:
+            raise NotStackable("the frozen model makes other rows of a batch, and they are not all as long")
+        pieces = value.split([count * times for count in self.counts])
+        return [self.shortened(piece, member) for member, piece in enumerate(pieces)]
+
+    def shortened(self, piece: torch.Tensor, member: int) -> torch.Tensor:
+        """A member's rows without what was added to them: [rows, tokens], [rows, tokens, features], and what
+        attention has, [rows, heads, tokens, tokens or features]."""
+        if not self.padded or self.lengths is None:
+            return piece
+        length, longest = self.lengths[member], self.longest
+        if piece.ndim == 4:
+            piece = piece[:, :, :length] if piece.shape[2] == longest else piece
+            return piece[..., :length] if piece.shape[3] == longest else piece
+        if piece.ndim in (2, 3) and piece.shape[1] == longest:
+            return piece[:, :length]
+        return piece
+
+    def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The members' rows one below the other, the shorter ones with zeros at their ends."""
+        if self.padded:
+            longest = [max(piece.shape[at] for piece in pieces) for at in range(pieces[0].ndim)]
+            pieces = [_filled(piece, longest) for piece in pieces]
+        return torch.cat(list(pieces))
+
+    def join(self, calls: Sequence[Call], forward: Callable[..., Any]) -> dict[str, Any]:
+        """The arguments of all as those of one call. Raises NotStackable where that cannot be."""
+        names = list(dict.fromkeys(name for call in calls for name in call.arguments))
+        takes = inspect.signature(forward).parameters
+        if self.padded and "attention_mask" in takes and "attention_mask" not in names:
+            names.append("attention_mask")
+        joint = {name: self._joint(name, [call.arguments.get(name) for call in calls]) for name in names}
+        kept = {name: value for name, value in _NOTHING_KEPT.items() if name in takes or name in joint}
+        return joint | kept
+
+    def _joint(self, name: str, values: list[Any]) -> Any:
+        missing = [value is None for value in values]
+        if name == "attention_mask" and (any(missing) if not all(missing) else self.padded):
+            like = next((v for v in values if isinstance(v, torch.Tensor)), torch.empty(0, dtype=torch.int64))
+            values = [self._ones(m, like) if v is None else v for m, v in enumerate(values)]
+        if all(isinstance(value, torch.Tensor) and value.ndim for value in values):
+            if any(len(value) != count for value, count in zip(values, self.counts, strict=True)):
+                raise NotStackable(f"{name} of the frozen model is not made of rows")
+            if len({(value.ndim, value.dtype) for value in values}) > 1 or (
+                self.padded and values[0].ndim > 3
+            ):
+                raise NotStackable(f"{name} of the frozen model is not the same kind of tensor for all")
+            return self.joined(values)
+        try:
+            if all(type(value) is type(values[0]) and value == values[0] for value in values):
+                return values[0]
+        except Exception:  # whatever objects do when they are compared
+            pass
+        raise NotStackable(f"{name} of the frozen model is not the same for all")
+
+    def _ones(self, member: int, like: torch.Tensor) -> torch.Tensor:
+        assert self.lengths is not None
+        return torch.ones(self.counts[member], self.lengths[member], dtype=like.dtype, device=like.device)
+
+    def apart(self, output: Any) -> list[Any]:
+        """What the frozen model gives, for each member. Raises NotStackable where it is not made of rows."""
+        if isinstance(output, torch.Tensor):
+            return list(self.split(output))
+        members = range(len(self.counts))
+        if output is None:
+            return [None for _ in members]
+        if isinstance(output, Mapping):
+            each = {name: self.apart(value) for name, value in output.items()}
+            return [
+                type(output)(**{name: value[member] for name, value in each.items()}) for member in members
+            ]
+        if isinstance(output, (list, tuple)):
+            some = [self.apart(value) for value in output]
+            return [type(output)(value[member] for value in some) for member in members]
+        raise NotStackable(f"the frozen model gives a {type(output).__name__}")
+
+
+def rows_of(calls: Sequence[Call]) -> Rows:
+    """Which rows are whose. Raises NotStackable where nothing has rows."""
+    counts, lengths = [], []
+    for call in calls:
+        batched = [v for v in call.arguments.values() if isinstance(v, torch.Tensor) and v.ndim]
+        if not batched:
+            raise NotStackable("the frozen model is given no batch")
+        ids = call.arguments.get("input_ids", batched[0])
+        ids = batched[0] if ids is None else ids
+        counts.append(len(ids))
+        embedded = call.arguments.get("inputs_embeds") is not None
+        sequence = (ids.ndim == 2 and not ids.is_floating_point()) or (embedded and ids.ndim == 3)
+        lengths.append(ids.shape[1] if sequence else None)
+    if None in lengths:
+        if any(length is not None for length in lengths):
+            raise NotStackable("some batches are sequences and others are not")
+        return Rows(tuple(counts), None)
+    return Rows(tuple(counts), tuple(length for length in lengths if length is not None))
+
+
+def _filled(piece: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """A tensor with zeros behind it, up to this shape (but for its first dimension)."""
+    added = [want - have for have, want in zip(piece.shape[1:], shape[1:], strict=True)]
+    if not any(added):
+        return piece
+    return functional.pad(piece, [n for more in reversed(added) for n in (0, more)])
