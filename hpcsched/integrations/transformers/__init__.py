@@ -5,9 +5,11 @@
     trainer = prepare_trainer(Trainer(...))
     trainer.train()
 
-Without hpcsched nothing changes. Transformers 4.57 or newer.
+Without hpcsched nothing changes. Transformers 4.57 or newer. `parts_of(trainer)` makes one a training that
+can be packed with others.
 """
 
+from hpcsched.integrations.transformers.parts import parts_of
 from hpcsched.integrations.transformers.trainer import HpcschedCallback, prepare_trainer
 
-__all__ = ["HpcschedCallback", "prepare_trainer"]
+__all__ = ["HpcschedCallback", "parts_of", "prepare_trainer"]

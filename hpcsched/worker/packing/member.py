@@ -12,7 +12,7 @@ import torch
 from hpcsched.compat import zip
 from hpcsched.errors import StoreError
 from hpcsched.worker.packing import rng_hooks
-from hpcsched.worker.packing.adapters.frozen import Frozen, frozen_of
+from hpcsched.worker.packing.adapters.frozen import Frozen
 from hpcsched.worker.packing.batches import own, private
 from hpcsched.worker.packing.compatibility import Memory, architecture
 from hpcsched.worker.packing.packed_session import PackedSession
@@ -72,10 +72,10 @@ class Member:
         """What its model and loss have in common with those that it can be computed with as one."""
         return architecture(self.parts.model, self.parts.loss)
 
-    @cached_property
+    @property
     def frozen(self) -> Frozen | None:
         """What is frozen in its model, where that has adapters on it."""
-        return frozen_of(self.parts.model)
+        return self.session.frozen
 
     @property
     def generators(self) -> dict[str, Any]:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from hpcsched.errors import StoreError
+from hpcsched.errors import ConfigError, StoreError
+from hpcsched.worker.packing.adapters.frozen import Frozen, frozen_of
+from hpcsched.worker.packing.adapters.saving import FOLDER, frozen_names, write_adapter
 from hpcsched.worker.process import rng
 from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
 from hpcsched.worker.session.replicated import Replicated
 from hpcsched.worker.session.sampler import Sampler
 from hpcsched.worker.session.state import TrainingState
 from hpcsched.worker.session.trainer import Parts, refuse_mixed
+
+_FROZEN = "frozen"
 
 
 class Packed(Replicated):
@@ -22,13 +27,33 @@ class Packed(Replicated):
     torn: str | None = None
     """Why its newest step was left half-way: nothing to save, or to go on from."""
 
+    @cached_property
+    def frozen(self) -> Frozen | None:
+        """What is frozen in the model, where that has adapters: no checkpoint holds it."""
+        return frozen_of(self.training.model)
+
+    def load_state_dict(self, state: dict[str, Any], where: str) -> None:
+        """Raises ConfigError when it is of an adapter on another frozen model."""
+        digest = state["extra"].get(_FROZEN, {}).get("digest")
+        if digest is not None:
+            mine = None if self.frozen is None else self.frozen.digest
+            if mine != digest:
+                accepted = "the model that the adapter was trained on"
+                raise ConfigError(where=where, key="model", got="another frozen model", accepted=accepted)
+            state = {**state, "model": {**self.training.model.state_dict(), **state["model"]}}
+        super().load_state_dict(state, where)
+
     def state_dict(self, generators: list[Any]) -> dict[str, Any]:
         """Raises StoreError for a step that was left half-way."""
         if self.torn is not None:
             raise StoreError(f"step {self.training.step + 1} was left half-way: {self.torn}")
         state = super().state_dict(generators)
+        frozen = self.frozen
+        left = frozen_names(self.training.model) if frozen is not None else ()
         # A file would hold all of the pack's tensors.
-        state["model"] = {name: _own(value) for name, value in state["model"].items()}
+        state["model"] = {name: _own(value) for name, value in state["model"].items() if name not in left}
+        if frozen is not None:
+            state["extra"] = {**state["extra"], _FROZEN: {"digest": frozen.digest}}
         optimizer = state["optimizer"]
         kept = {key: _own(value) for key, value in optimizer["state"].items()}
         return {**state, "optimizer": {**optimizer, "state": kept}}
@@ -61,6 +86,11 @@ class PackedSession:
         self._life.end_after(parts.epochs)
         self.on_step: Callable[[], None] = lambda: None
         """Called after each step that is made."""
+
+    @property
+    def frozen(self) -> Frozen | None:
+        """What is frozen in the model, where that has adapters."""
+        return self._strategy.frozen
 
     @property
     def step(self) -> int:
@@ -132,6 +162,8 @@ class PackedSession:
         Raises SystemExit(75) when it has saved and left, (74) when it could not save.
         """
         self.report()
+        if self.leaving or self._life.agreement.save_due:
+            self._write_adapter()
         self._life.between_steps()
 
     def state(self) -> dict[str, Any]:
@@ -151,7 +183,13 @@ class PackedSession:
 
     def finish(self, metrics: Metrics | Callable[[], Metrics] | None = None) -> None:
         """Save the final state; then `metrics` is asked for. Exits with 74 if nothing can be saved."""
+        self._write_adapter()
         self._life.finish(metrics)
+
+    def _write_adapter(self) -> None:
+        env = self._life.context.env
+        if self.frozen is not None and env is not None:
+            write_adapter(self._training.model, env.job_dir / FOLDER)
 
 
 def _own(value: Any) -> Any:

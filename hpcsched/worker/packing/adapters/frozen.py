@@ -6,6 +6,7 @@ else that is PEFT's may differ. What is frozen then lies in memory once.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +46,14 @@ class Frozen:
         beside = ((f"head.{name}", p) for name, p in base.named_parameters() if not p.requires_grad)
         known = {id(tensor) for tensor in self._tensors.values()}
         self._beside = {name: p for name, p in beside if id(p) not in known}
+
+    @property
+    def digest(self) -> str:
+        """What is frozen, in some letters, wherever it lies: tells whether a checkpoint is of this model."""
+        found = hashlib.sha256()
+        for name, tensor in sorted((self._tensors | self._beside).items()):
+            found.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode() + _probe(tensor))
+        return found.hexdigest()
 
     def share(self, other: Frozen) -> bool:
         """Have the same memory as another one whose frozen parts are the same; whether they are."""

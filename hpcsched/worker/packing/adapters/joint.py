@@ -19,9 +19,9 @@ Forward = Callable[..., Any]
 
 
 class JointForward:
-    """The frozen model of several, each with its own adapters in it.
+    """The frozen model of several, each with its own adapters in it; to be called in `laid_over`.
 
-    The modules are those of the first; nothing of them stays changed after a pass.
+    The modules are those of the first; nothing of them stays changed after that.
     """
 
     def __init__(self, parts: Sequence[Frozen]) -> None:
@@ -52,7 +52,6 @@ class JointForward:
         with (
             torch.set_grad_enabled(first.gradients),
             torch.autocast(device, dtype=first.autocast, enabled=first.autocast is not None),
-            self._laid_over(),
             self._draws or contextlib.nullcontext(),
         ):
             output = self._backbone(**joint)
@@ -64,17 +63,13 @@ class JointForward:
         return self._rows
 
     @contextlib.contextmanager
-    def _laid_over(self) -> Iterator[None]:
-        """Within it, the modules that are somebody's own run for each."""
-        changed = []
-        try:
+    def laid_over(self) -> Iterator[None]:
+        """Within it, the modules that are somebody's own run for each: in a call, and in a backward pass that
+        computes layers once more (gradient checkpointing)."""
+        with contextlib.ExitStack() as stack:
             for modules in self._own:
-                changed.append(modules[0])
-                modules[0].__dict__["forward"] = self._each(modules, modules[0].forward)
+                stack.enter_context(forward_replaced(modules[0], self._each(modules, modules[0].forward)))
             yield
-        finally:
-            for module in changed:
-                del module.__dict__["forward"]
 
     def _each(self, modules: Sequence[nn.Module], forward: Forward) -> Forward:
         own = [forward, *(module.forward for module in modules[1:])]
@@ -135,8 +130,20 @@ def _answering(
             raise NotStackable("an adapter changes what its frozen layer is given")
         return answer
 
-    base.__dict__["forward"] = known
+    with forward_replaced(base, known):
+        yield
+
+
+@contextlib.contextmanager
+def forward_replaced(module: nn.Module, forward: Forward) -> Iterator[None]:
+    """Within it, a module computes something else; its hooks are called as ever."""
+    own = vars(module)
+    before = own.get("forward")  # some wrap it for an instance
+    own["forward"] = forward
     try:
         yield
     finally:
-        del base.__dict__["forward"]
+        if before is None:
+            del own["forward"]
+        else:
+            own["forward"] = before

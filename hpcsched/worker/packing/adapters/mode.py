@@ -17,8 +17,9 @@ import torch
 from hpcsched.compat import zip
 from hpcsched.worker.packing.adapters.draws import Draws
 from hpcsched.worker.packing.adapters.frozen import Frozen
-from hpcsched.worker.packing.adapters.joint import JointForward
+from hpcsched.worker.packing.adapters.joint import JointForward, forward_replaced
 from hpcsched.worker.packing.adapters.rows import Call, Rows
+from hpcsched.worker.packing.batches import own
 from hpcsched.worker.packing.failures import Failures, line_of, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.modes import Batches, Runner
@@ -63,13 +64,14 @@ class AdaptersMode(Runner):
         self._forward = JointForward(self._frozen)
         self._draw = any(member.draws for member in members)
         self._tokens = [0, 0]
+        self._autocast: torch.dtype | None = None
         self._check(batches)
 
     @property
     def padding(self) -> float:
         """The part of the frozen model's work that nobody wanted: all rows are as long as the longest."""
-        own, computed = self._tokens
-        return 1 - own / computed if computed else 0.0
+        wanted, computed = self._tokens
+        return 1 - wanted / computed if computed else 0.0
 
     def step(self, batches: Batches, *, careful: bool = False) -> None:
         failures = Failures()
@@ -103,6 +105,7 @@ class AdaptersMode(Runner):
             self._reach(member, frozen, batch)
             for member, frozen, batch in zip(self.members, self._frozen, batches, strict=True)
         ]
+        self._autocast = reached[0].call.autocast
         states = [one.states for one in reached]
         draws: Draws | None = None
 
@@ -111,23 +114,24 @@ class AdaptersMode(Runner):
             draws = Draws(rows, self.members[0].torch_generators, states)
             return draws
 
-        outputs = self._forward([one.call for one in reached], drawing if self._draw else None)
-        own, computed = self._forward.rows.tokens
-        self._tokens = [self._tokens[0] + own, self._tokens[1] + computed]
-        found: list[tuple[Member, torch.Tensor]] = []
-        for index, member in enumerate(self.members):
-            before = member.generators
-            try:
-                after = None if draws is None else draws.states[index]
-                total = member.call_quickly(self._finish, index, batches[index], outputs[index], after)
-                found.append((member, total))
-            except (Exception, SystemExit) as error:
-                member.generators = before
-                if isinstance(error, NotStackable):
-                    raise
-                failures.add(member, error)
-        if found:
-            torch.autograd.backward([total / member.batch for member, total in found])
+        with self._forward.laid_over():
+            outputs = self._forward([one.call for one in reached], drawing if self._draw else None)
+            wanted, computed = self._forward.rows.tokens
+            self._tokens = [self._tokens[0] + wanted, self._tokens[1] + computed]
+            found: list[tuple[Member, torch.Tensor]] = []
+            for index, member in enumerate(self.members):
+                before = member.generators
+                try:
+                    after = None if draws is None else draws.states[index]
+                    total = member.call_quickly(self._finish, index, batches[index], outputs[index], after)
+                    found.append((member, total))
+                except (Exception, SystemExit) as error:
+                    member.generators = before
+                    if isinstance(error, NotStackable):
+                        raise
+                    failures.add(member, error)
+            if found:
+                torch.autograd.backward([total / member.batch for member, total in found])
         return [(member, total.detach()) for member, total in found]
 
     def _reach(self, member: Member, frozen: Frozen, batch: Any) -> _Reached:
@@ -139,13 +143,12 @@ class AdaptersMode(Runner):
             states = {name: generator.get_state() for name, generator in member.torch_generators}
             raise _Reached(Call.of(forward, args, kwargs), states)
 
-        frozen.backbone.__dict__["forward"] = reached
         try:
-            member.call_quickly(member.losses, batch)
+            with forward_replaced(frozen.backbone, reached):
+                member.call_quickly(member.losses, own(batch))
         except _Reached as here:
             return here
         finally:
-            del frozen.backbone.__dict__["forward"]
             member.generators = before
         raise NotStackable("its loss does not ask the frozen model")
 
@@ -165,11 +168,8 @@ class AdaptersMode(Runner):
             return output
 
         member.parts.optimizer.zero_grad()
-        backbone.__dict__["forward"] = answer
-        try:
-            return member.losses(batch)
-        finally:
-            del backbone.__dict__["forward"]
+        with forward_replaced(backbone, answer):
+            return member.losses(own(batch))
 
     # -- whether it is right -----------------------------------------------------------------------------
 
@@ -198,14 +198,17 @@ class AdaptersMode(Runner):
         for (member, batch), wanted, result, ended in zip(pairs, expected, got, after, strict=True):
             far = _distance(result, wanted[0])
             if far > CLOSE:
-                nudged, _ = _rehearsed(member, _alone, member, batch, last_digit(member))
+                nudged, _ = _rehearsed(member, _alone, member, batch, self._last_digit(member))
                 if far > min(FARTHEST, TOUCHY * _distance(nudged, wanted[0])):
                     raise NotStackable("as one, the models do not give what they give by themselves")
-            if not same_states(ended, wanted[1], member):
+            if not _same_states(ended, wanted[1], member):
                 raise NotStackable("the models draw random numbers in a way that cannot be told apart")
 
+    def _last_digit(self, member: Member) -> float:
+        return last_digit(member) if self._autocast is None else torch.finfo(self._autocast).eps
 
-def same_states(one: dict[str, Any], other: dict[str, Any], member: Member) -> bool:
+
+def _same_states(one: dict[str, Any], other: dict[str, Any], member: Member) -> bool:
     """Whether torch's generators of a member are at the same place in both."""
     return all(torch.equal(one[name], other[name]) for name, _ in member.torch_generators)
 
