@@ -68,18 +68,27 @@ class Draws(TorchFunctionMode):
             return func(*args, **kwargs)
         pieces = []
         for member in range(len(self._rows.counts)):
-            mine = [self._part(value, member) for value in args]
-            named = {name: self._part(value, member) for name, value in kwargs.items()}
+            attention = func is functional.scaled_dot_product_attention
+            mine = [self._part(v, member, attention and at < 3) for at, v in enumerate(args)]
+            named = {name: self._part(v, member, name in _FEATURES) for name, v in kwargs.items()}
             with self.of(member):
                 pieces.append(func(*mine, **named))
         return self._rows.joined(pieces)
 
-    def _part(self, value: Any, member: int) -> Any:
+    def _part(self, value: Any, member: int, features: bool) -> Any:
+        """`features`: the last dimension is none of tokens, however large it is."""
         if not isinstance(value, torch.Tensor) or not value.ndim:
             return value
+        if features and self._rows.lengths is not None:
+            first = sum(self._rows.counts[:member])
+            return value[first : first + self._rows.counts[member], ..., : self._rows.lengths[member], :]
         if value.shape[0] == 1 and self._rows.total > 1:  # a mask for all
             return self._rows.shortened(value, member)
         return self._rows.split(value)[member]
+
+
+_FEATURES = frozenset(("query", "key", "value"))
+"""Of attention: [rows, heads, tokens, features]."""
 
 
 def _draws(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
