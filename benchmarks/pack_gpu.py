@@ -205,7 +205,7 @@ class Bench:
         commands = []
         try:
             for seed in range(size):
-                environ = under_mps(background=False) if shared else dict(os.environ)
+                environ = under_mps() if shared else dict(os.environ)
                 command = [sys.executable, __file__, "--rival", net, str(batch), str(seed)]
                 commands.append(([*command, *(["--quick"] if self.quick else [])], environ))
             return size / sum(measured_together(commands))

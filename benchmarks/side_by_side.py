@@ -72,17 +72,17 @@ def _answer(process: subprocess.Popen[str]) -> str:
     return lines[0]
 
 
-def under_mps(*, background: bool) -> dict[str, str]:
+def under_mps(lane: str = "foreground") -> dict[str, str]:
     """The environment of a client of this program's own MPS daemon, which is started. Raises ConfigError."""
     environ = _ours()
-    mps.use(environ, background=background)
+    mps.use(environ, lane=lane)
     return environ
 
 
 def quit_mps() -> None:
     """End that daemon."""
     environ = _ours()
-    ours = mps.variables(environ, background=False)
+    ours = mps.variables(environ, lane="foreground")
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run(
             [mps.CONTROL],

@@ -194,6 +194,8 @@ def _lane(job: Job, shared: bool) -> str | None:
     """What its program is told of the lane that it is on."""
     if job.spec.background:
         return "background"
+    if shares_a_gpu(job.spec):
+        return "shared"
     if is_packed(job.spec):
         return None  # it shares its GPU with those of its pack only
     return "foreground" if shared and job.spec.max_foreground_slowdown > 0 else None

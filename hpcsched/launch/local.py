@@ -35,7 +35,7 @@ from hpcsched.launch.environment import (
     rank_variables,
 )
 from hpcsched.launch.interpreters import Interpreter, Interpreters
-from hpcsched.launch.mps import MpsClients
+from hpcsched.launch.mps import MpsClients, as_client
 from hpcsched.launch.orphans import MARKS, kill_marked
 from hpcsched.launch.own_gpus import has_parts, own_device, refuse_other_gpus
 from hpcsched.launch.placeholders import fill_placeholders
@@ -203,6 +203,7 @@ class LocalLauncher:
         program = ""
         if plan.container is None:
             program = find_program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
+        program, argv = as_client(plan, program, argv, env)
         descriptors, keeper = {}, self._keeper_of(plan)
         if keeper:
             descriptors[variables.ARENA_FD] = self._shared_memory.take(plan.job_id)

@@ -10,10 +10,13 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Collection, Iterable, Mapping
 
 from hpcsched.contract import variables
+from hpcsched.errors import LaunchError
+from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.mps_control import ANSWERS_WITHIN_S, PIPE_DIRECTORY, QUITS_WITHIN_S, daemons, home
@@ -21,6 +24,8 @@ from hpcsched.mps_control import ANSWERS_WITHIN_S, PIPE_DIRECTORY, QUITS_WITHIN_
 TERMINATES_WITHIN_S = 2.0
 """How long the daemons of a run may take to end a client's work, before the client is killed all the same
 (chosen): a launch that failed half-way waits 5 s for its end."""
+
+_CLIENT = "hpcsched.worker.background.mps_client"
 
 
 class MpsClients:
@@ -35,13 +40,32 @@ class MpsClients:
         if not run_id:
             return
         self._runs.add(run_id)  # an earlier agent that was killed has left a daemon, maybe
-        if environ.get(variables.LANE) and environ.get(variables.LANE_MODE) == "mps":
+        if _is_client(environ):
             workers.kill = _Killing(run_id)
 
     def close(self) -> None:
         """End the daemons, but those that still have clients; removes their folders."""
         while self._runs:
             _end_daemons(self._runs.pop())
+
+
+def as_client(
+    plan: LaunchPlan, program: str, argv: tuple[str, ...], environ: Mapping[str, str]
+) -> tuple[str, tuple[str, ...]]:
+    """What is started in place of `program`, with `argv`, where it is to share a GPU as a client; a worker of
+    ours makes itself one. Raises LaunchError."""
+    ours = plan.module or variables.STANDIN in environ
+    if ours or environ.get(variables.LANE) != "shared" or not _is_client(environ):
+        return program, argv
+    if plan.container:
+        where = f"{variables.LANE_MODE}=mps in a container"
+        raise LaunchError(f"environment: {where}; accepted: a program outside of one", transient=False)
+    # Not from the working directory (-P): a file of the user's may have the name of a library.
+    return sys.executable, (sys.executable, "-P", "-m", _CLIENT, program, *argv)
+
+
+def _is_client(environ: Mapping[str, str]) -> bool:
+    return bool(environ.get(variables.LANE)) and environ.get(variables.LANE_MODE) == "mps"
 
 
 class _Killing:

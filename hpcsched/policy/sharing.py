@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
 from hpcsched.core.mechanisms.sharing.shares import (
@@ -227,7 +228,8 @@ def why_not(
     device = view.devices.get(gpu)
     if device is None or view.others(gpu):
         return "other jobs use it too"
-    if device.compute_mode is ComputeMode.EXCLUSIVE_PROCESS:
+    under_mps = all(job.spec.env.get(LANE_MODE) == "mps" for job in (*jobs, newcomer))
+    if device.compute_mode is ComputeMode.EXCLUSIVE_PROCESS and not under_mps:
         return f"GPU {gpu} is in compute mode EXCLUSIVE_PROCESS, and they are processes of their own"
     if not suits(newcomer.spec.needs, device):
         return f"it asks for {newcomer.spec.needs}"

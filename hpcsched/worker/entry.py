@@ -30,7 +30,7 @@ def before_torch() -> int | None:
     if mode is Mode.MPS:
         from hpcsched.worker.background import mps
 
-        mps.use(os.environ, background=lane == "background")
+        mps.use(os.environ, lane=lane)
     if lane == "background" and mode.hosted:
         from hpcsched.worker.background import proxy
 

@@ -45,16 +45,16 @@ for line in sys.stdin:
 class Client:
     """A process under MPS that computes when it is told to."""
 
-    def __init__(self, run: str, *, background: bool, **more: str) -> None:
+    def __init__(self, run: str, lane: str, **more: str) -> None:
         self.environ = {
             **os.environ,
             "HPCSCHED_RUN_ID": run,
-            "HPCSCHED_LANE": "background" if background else "foreground",
+            "HPCSCHED_LANE": lane,
             "CUDA_VISIBLE_DEVICES": f"GPU-{torch.cuda.get_device_properties(0).uuid}",
             **more,
         }
         try:
-            mps.use(self.environ, background=background)
+            mps.use(self.environ, lane=lane)
         except ConfigError as error:
             pytest.skip(str(error))
         self.process = subprocess.Popen(
@@ -92,7 +92,7 @@ def run() -> Iterator[str]:
 
 
 def test_clients_by_uuid_see_their_gpu_and_one_that_is_ended_takes_nobody_along(run: str) -> None:
-    front, back = (Client(run, background=lane) for lane in (False, True))
+    front, back = (Client(run, lane) for lane in ("foreground", "background"))
     try:
         assert front.seen.split()[0] == back.seen.split()[0] == "1"
         assert (front.ask("step"), back.ask("step")) == ("ok", "ok")
@@ -110,9 +110,10 @@ def test_clients_by_uuid_see_their_gpu_and_one_that_is_ended_takes_nobody_along(
         back.end()
 
 
-def test_a_background_client_takes_no_more_than_its_limit(run: str) -> None:
-    front = Client(run, background=False)
-    back = Client(run, background=True, HPCSCHED_LANE_MEMORY_MIB="3000")
+@pytest.mark.parametrize(("first", "second"), [("foreground", "background"), ("shared", "shared")])
+def test_a_client_takes_no_more_than_its_limit(run: str, first: str, second: str) -> None:
+    front = Client(run, first)
+    back = Client(run, second, HPCSCHED_LANE_MEMORY_MIB="3000")
     try:
         assert back.ask("take 1500") == "ok"
         assert back.ask("take 4000") == "OutOfMemoryError"

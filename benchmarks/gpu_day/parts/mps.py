@@ -169,7 +169,7 @@ def _product(found: Found, folder: Path) -> None:
     from side_by_side import quit_mps, under_mps
 
     try:
-        envs = [under_mps(background=background) for background in (False, True)]
+        envs = [under_mps(lane) for lane in ("foreground", "background")]
         with _clients(found, *envs) as clients:
             said = [client.answer().get("error", "works") for client in clients]
             found.check("two clients, as jobs are", "both work", said, said == ["works"] * 2)

@@ -20,7 +20,7 @@ def run(found: Found) -> None:
 
     with found.trying("under MPS"):
         try:
-            clients = under_mps(background=False)
+            clients = under_mps()
             env = {name: value for name, value in clients.items() if name.startswith("CUDA_MPS_")}
             run_tests(found, "mps", [TWO_RANKS], within_s=found.left_s - 10, env=env)
         finally:

@@ -26,30 +26,29 @@ def daemon(environ: Mapping[str, str]) -> Daemon:
     return daemon_for(environ.get(RUN_ID, "none"), names[rank] if rank < len(names) else names[0])
 
 
-def variables(environ: Mapping[str, str], *, background: bool) -> dict[str, str]:
+def variables(environ: Mapping[str, str], *, lane: str) -> dict[str, str]:
     """What a client of the daemon needs in its environment before it touches the GPU.
 
-    Raises ConfigError where the limit of its memory makes no sense.
+    `lane`: as `settings.lane` has it. Raises ConfigError where the limit of its memory makes no sense.
     """
     found = {
         **daemon(environ).variables(),
-        "CUDA_MPS_CLIENT_PRIORITY": "1" if background else "0",  # 1 is below normal
+        "CUDA_MPS_CLIENT_PRIORITY": "1" if lane == "background" else "0",  # 1 is below normal
     }
-    if not background:
-        return found
-    percent = environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") or BACKGROUND_PERCENT
-    found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = percent
-    if (most := settings.memory_mib(environ)) is not None:
+    if lane == "background":
+        percent = environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") or BACKGROUND_PERCENT
+        found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = percent
+    if lane != "foreground" and (most := settings.memory_mib(environ)) is not None:
         found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={most}M"
     return found
 
 
-def use(environ: MutableMapping[str, str], *, background: bool) -> None:
+def use(environ: MutableMapping[str, str], *, lane: str) -> None:
     """Make this process a client, with a daemon for it where none runs yet.
 
     Raises ConfigError when the daemon is not installed, or does not start.
     """
-    ours = variables(environ, background=background)
+    ours = variables(environ, lane=lane)
     try:
         daemon(environ).start(environ)
     except MpsError as error:

@@ -31,12 +31,12 @@ class Mode(StrEnum):
 
 
 def lane(environ: Mapping[str, str]) -> str | None:
-    """`foreground`, `background`, or None where nothing is shared. Raises ConfigError for other words."""
+    """`foreground`, `background`, `shared` (one of several that are content with a part of the GPU), or None
+    where nothing is shared. Raises ConfigError for other words."""
     word = environ.get(LANE) or None
-    if word not in (None, "foreground", "background"):
-        raise ConfigError(
-            where="environment", key=LANE, got=repr(word), accepted="'foreground' or 'background'"
-        )
+    if word not in (None, "foreground", "background", "shared"):
+        accepted = "'foreground', 'background' or 'shared'"
+        raise ConfigError(where="environment", key=LANE, got=repr(word), accepted=accepted)
     return word
 
 
@@ -58,7 +58,7 @@ def mode(environ: Mapping[str, str]) -> Mode:
 
 
 def memory_mib(environ: Mapping[str, str]) -> int | None:
-    """The most memory, in MiB, that a background job in a process of its own may take of its GPU; None: no
+    """The most memory, in MiB, that a job in a process of its own may take of a GPU that others use; None: no
     limit is told. Raises ConfigError for what is no such number."""
     word = environ.get(LANE_MEMORY_MIB)
     if not word:

@@ -16,6 +16,8 @@ import pytest
 from mpsstandin import MpsHost, mps_host
 
 from hpcsched import mps_control
+from hpcsched.core.model import Container
+from hpcsched.errors import LaunchError
 from hpcsched.launch import mps
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.proc import stat
@@ -193,3 +195,69 @@ def ended(pid: int) -> None:
     while (seen := stat(pid)) is not None and seen.state != "Z":
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+SHARES = """
+import json, os, sys
+sys.path.insert(0, os.environ["SUPPORT"])
+from mpsstandin import connect
+limit = os.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"]
+print(json.dumps([connect(os.environ), limit, sys.argv[1:]]), flush=True)
+"""
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalLauncher]:
+    """A launcher where MPS may be used; what it starts has its folders in /tmp."""
+    with mps_host(["GPU-1111aaaa", "GPU-2222bbbb"]) as host:
+        monkeypatch.setenv("PATH", host.path)
+        launcher = LocalLauncher()
+        yield launcher
+        launcher.close()
+
+
+def shares(launcher: LocalLauncher, folder: Path, argv: list[str], **env: str) -> str:
+    """The exit code and the output of a program that shares a GPU."""
+    folder.mkdir(exist_ok=True)
+    told = {
+        "HPCSCHED_RUN_ID": f"shares-{os.getpid()}",
+        "HPCSCHED_LANE": "shared",
+        "HPCSCHED_LANE_MODE": "mps",
+        "HPCSCHED_LANE_MEMORY_MIB": "3000",
+        "CUDA_VISIBLE_DEVICES": "GPU-2222bbbb",
+        "SUPPORT": str(Path(mpsstandin.__file__).parent),
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        **env,
+    }
+    workers = launcher.launch(replace(plan(folder, argv), env=told))
+    code = reaped(workers)
+    workers.close()
+    return f"{code}: {(folder / 'logs' / 'out').read_text()}".strip()
+
+
+def test_any_program_that_shares_a_gpu_is_a_client_with_a_limit(
+    tmp_path: Path, gpus: LocalLauncher
+) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit(1)")  # in the user's folder
+    program = tmp_path / "program"
+    program.write_text(f"#!{sys.executable} -P\n{SHARES}")
+    program.chmod(0o700)
+    found = shares(gpus, tmp_path, ["./program", "a b"])
+    assert found == '0: [["GPU-2222bbbb"], "0=3000M", ["a b"]]'
+    assert mps_control.home(f"shares-{os.getpid()}").is_dir()
+    gpus.close()
+    assert not mps_control.home(f"shares-{os.getpid()}").exists()
+
+
+def test_it_has_the_signals_that_any_program_has(tmp_path: Path, gpus: LocalLauncher) -> None:
+    asks = ["grep", "SigIgn", "/proc/self/status"]
+    assert shares(gpus, tmp_path / "1", asks) == shares(gpus, tmp_path / "2", asks, HPCSCHED_LANE_MODE="")
+
+
+def test_one_that_cannot_be_a_client_says_so(tmp_path: Path, gpus: LocalLauncher) -> None:
+    found = shares(gpus, tmp_path, ["true"], CUDA_VISIBLE_DEVICES="")
+    assert found.startswith("2: hpcsched: environment: HPCSCHED_LANE_MODE: 'mps' without a GPU")
+    contained = replace(plan(tmp_path, ["true"]), container=Container(image="/image"))
+    told = {"HPCSCHED_LANE": "shared", "HPCSCHED_LANE_MODE": "mps", "HPCSCHED_RUN_ID": "run"}
+    with pytest.raises(LaunchError, match="mps in a container; accepted: a program outside"):
+        gpus.launch(replace(contained, env=told))

@@ -215,9 +215,11 @@ def test_what_was_measured_of_a_model_counts_for_all_its_jobs():
     assert sharing_of(run).shares.models["m"].memory_mib == 3200.0
 
 
-def test_a_gpu_that_lets_one_process_in_is_not_shared():
-    run = on_gpus(sharing("a", share=0.1), sharing("b", share=0.1), mode=ComputeMode.EXCLUSIVE_PROCESS)
-    assert where(run)["b"] is None
+def test_a_gpu_that_lets_one_process_in_is_shared_by_clients_of_mps_only():
+    mps = {"HPCSCHED_LANE_MODE": "mps"}
+    jobs = [sharing(name, share=0.1, env=env) for name, env in (("a", mps), ("b", {}), ("c", mps))]
+    run = on_gpus(*jobs, mode=ComputeMode.EXCLUSIVE_PROCESS)
+    assert where(run) == {"a": 0, "b": None, "c": 0}
 
 
 def test_a_core_that_is_busy_takes_no_more():
