@@ -8,6 +8,8 @@ from hpcsched.agent.device_use import WARM_S, DeviceUse
 from hpcsched.core import events as ev
 from hpcsched.core.needs import Needs
 from hpcsched.devices.base import Sample
+from hpcsched.devices.nvml import NvmlDevices
+from hpcsched.devices.simulated_nvml import SimulatedGpu, SimulatedNvml
 from hpcsched.testing.builders import Driver, a_job, some_devices
 
 SETTLE_S = 15.0
@@ -64,3 +66,21 @@ def test_how_busy_it_is_counts_from_when_it_is_warm() -> None:
     looks.now += SETTLE_S  # of this clock, not of the run's
     assert looks.after(WARM_S - 1, 100.0) == {"a": (100.0, None)}
     assert looks.after(2.0, 100.0) == {"a": (None, 0.5)}
+
+
+def test_an_instance_of_a_gpu_is_a_gpu_of_its_own() -> None:
+    parts = [SimulatedGpu(f"MIG-{i}", "H100 MIG 1g.10gb", 9856.0, 3000.0, busy=None) for i in range(2)]
+    nvml = NvmlDevices("n1", nvml=SimulatedNvml([SimulatedGpu("GPU-x", instances=parts)]))
+    run = Driver(gpus=2)
+    run.tell(ev.AgentStarted, wall=1e9, devices=nvml.inventory(), policy="marble")
+    asked = {"a": 6000.0, "b": 6000.0, "c": 3000.0, "d": 6000.0}
+    needs = {name: Needs(share=0.25, gpu_memory_mib=mib) for name, mib in asked.items()}
+    run.submit(a_job("a", gpus=1, needs=Needs(share=0.0, gpu_memory_mib=6000.0)))
+    run.submit(*(a_job(name, gpus=1, needs=needs[name]) for name in "bcd"))
+    assert {name: run.job(name).gpus for name in "abcd"} == {"a": (0,), "b": (1,), "c": (1,), "d": ()}
+    run.runs("a", "b", "c")
+    samples = nvml.sample()
+    use = DeviceUse(run.machine, lambda gpu: samples[gpu], host="n1", settle_s=0.0)
+    (seen,) = use.look(run.now)
+    assert isinstance(seen, ev.DeviceUseMeasured)
+    assert (seen.job_id, seen.memory_mib, seen.busy) == (run.job("a").id, 3000.0, None)
