@@ -51,6 +51,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("monitoring", {"cpu_slots_s", "nvml_our_part_s"}),
         ("idle_agent", {"window_cpu_s", "window_wall_s", "rss_mib", "pss_mib"}),
         ("throughput", {"first_start_s", "noop_80_wall_s", "noop_80_ends_s", "xargs_80_wall_s"}),
+        ("sharing", {"alone_s", "hpcsched, one a slot: took_s", 'hpcsched, "share": makespan_s'}),
         ("plans", {"plan_of_10_default_s", "plan_of_10_goal=makespan_s"}),
         ("simulator_scale", {"jobs_1000_taken_s", "jobs_2000_events", "jobs_2000_peak_mib", "growth"}),
         ("vsw_plans", {"solve_16_of_16_200_s", "solver_wrong_cases", "iteration_errors"}),
