@@ -9,6 +9,7 @@ more: NAME.json has what it got, at any time.
 import json
 import sys
 import time
+from pathlib import Path
 from statistics import median
 
 BEGAN = time.time()
@@ -63,8 +64,7 @@ def take(name: str, wanted_mib: int, device: torch.device) -> None:
 
 
 def note(name: str, **what: float) -> None:
-    with open(f"{name}.json", "w") as file:
-        json.dump(what, file)
+    Path(f"{name}.json").write_text(json.dumps(what))
 
 
 if __name__ == "__main__":

@@ -59,11 +59,12 @@ def plan_attempt(
     `checkpoints`: a directory for checkpoints that outlives the allocation and that all hosts see; None: the
     job's folder. `seats`: those of the attempt, for processes on CPU cores. `per_gpu`: one process on each
     device; else as many as the job says, or its launcher starts. `lane`: "foreground" or "background", where
-    there are jobs for both lanes of its GPUs, "shared" for one that is content with a part of one; on CPU slots the background gets the time that the foreground
-    leaves. `room_mib`: what it may take of the device's memory there, unless its `env` says. `from_step`: the
-    step that it is expected to resume from. `continues`: the id of the job whose final state it begins with.
-    `pack`: the name of its pack. `environment`: the Python environment, if the job names none. `stand_in`:
-    the course of a stand-in, which runs in place of the job's own program.
+    there are jobs for both lanes of its GPUs, "shared" for one that is content with a part of one; on CPU
+    slots the background gets the time that the foreground leaves. `room_mib`: what it may take of the
+    device's memory there, unless its `env` says. `from_step`: the step that it is expected to resume from.
+    `continues`: the id of the job whose final state it begins with. `pack`: the name of its pack.
+    `environment`: the Python environment, if the job names none. `stand_in`: the course of a stand-in, which
+    runs in place of the job's own program.
 
     For ranks that join a running attempt: `joins` ("host:port") is where its rank 0 awaits them, `first_rank`
     the number of the first of them, `gpus` the indices of all devices of the attempt, by rank.

@@ -172,10 +172,11 @@ class Shares:
     def _job(
         self, name: str, argv: list[str], gpus: float | str, mps: bool, model: str = "", more: str = ""
     ) -> str:
+        env = ['env = { HPCSCHED_LANE_MODE = "mps" }'] if mps else []
         lines = [
             "[[job]]", f'name = "{name}"', f'model = "{model or name}"', f"command = {json.dumps(argv)}",
             f"gpus = {json.dumps(gpus)}", "restartable = true", f'checkpoints = "none-{name}-*"',
-            "progress_pattern = 'step (\\d+)'", *(['env = { HPCSCHED_LANE_MODE = "mps" }'] if mps else []), more,
+            "progress_pattern = 'step (\\d+)'", *env, more,
         ]  # fmt: skip
         return "\n".join(lines)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
 
 from hpcsched.errors import ConfigError
 from hpcsched.worker.background import mps, settings
@@ -15,7 +14,7 @@ from hpcsched.worker.process.contract import say
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
-def main(program: str, argv: Sequence[str]) -> int:
+def main(program: str, argv: list[str]) -> int:
     """Become `program`; returns the exit code where that cannot be."""
     try:
         settings.mode(os.environ)  # refuses it without a GPU

@@ -235,9 +235,7 @@ def shares(launcher: LocalLauncher, folder: Path, argv: list[str], **env: str) -
     return f"{code}: {(folder / 'logs' / 'out').read_text()}".strip()
 
 
-def test_any_program_that_shares_a_gpu_is_a_client_with_a_limit(
-    tmp_path: Path, gpus: LocalLauncher
-) -> None:
+def test_any_program_that_shares_a_gpu_is_a_client_with_a_limit(tmp_path: Path, gpus: LocalLauncher) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(1)")  # in the user's folder
     program = tmp_path / "program"
     program.write_text(f"#!{sys.executable} -P\n{SHARES}")

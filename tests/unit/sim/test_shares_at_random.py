@@ -63,9 +63,8 @@ def scenes(draw: st.DrawFn) -> Scene:
     commands = [ev.CancelRequested, ev.SuspendRequested, ev.HoldRequested]
     again: dict[Any, Any] = {ev.SuspendRequested: ev.ResumeRequested, ev.HoldRequested: ev.ReleaseRequested}
     happenings: list[ev.Event] = []
-    for job_id, command, at in draw(
-        st.lists(st.tuples(st.integers(1, len(jobs)), st.sampled_from(commands), st.floats(0, 200)), max_size=4)
-    ):
+    orders = st.tuples(st.integers(1, len(jobs)), st.sampled_from(commands), st.floats(0, 200))
+    for job_id, command, at in draw(st.lists(orders, max_size=4)):
         happenings.append(command(at=at, job_id=job_id))
         if command in again:
             happenings.append(again[command](at=at + draw(st.floats(1, 60)), job_id=job_id))

@@ -266,7 +266,7 @@ def test_on_cpu_slots_a_background_job_is_an_ordinary_process(party: Party) -> N
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("HPCSCHED_LANE", "middle", "HPCSCHED_LANE: 'middle'; accepted: 'foreground', 'background' or 'shared'"),
+        ("HPCSCHED_LANE", "middle", "LANE: 'middle'; accepted: 'foreground', 'background' or 'shared'"),
         ("HPCSCHED_LANE_MODE", "fast", "accepted: auto, streams, green, mps, process"),
         ("HPCSCHED_LANE_MODE", "mps", "HPCSCHED_LANE_MODE: 'mps' without a GPU"),
     ],
