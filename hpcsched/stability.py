@@ -51,7 +51,7 @@ EXPERIMENTAL = (
     ),
     Feature(
         "Sharing GPUs",
-        "tested with stand-ins; not experimental on CPU slots",
+        "tested with stand-ins, MPS and MIG instances too; not experimental on CPU slots",
         pages=("sharing.md",),
     ),
     Feature(

@@ -12,9 +12,11 @@ from hpcsched.core.definitions import differing, was_unsaid
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import WHOLE
+from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
 from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Kind
 from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
+from hpcsched.core.shared_use import SharedUse
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile.needs import check_needs
 from hpcsched.planning.jobs.costs import require_profiles
@@ -45,16 +47,18 @@ class JobEdits:
 class Admission:
     """The checks of jobs against what this run has.
 
-    `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` the
-    programs of them that have said in an earlier run that they are parallel. `stand_ins`: every job runs as
-    a stand-in of its profile. `cores` is the most that a host has for jobs without GPUs. `memory_mib` is the
-    memory of the largest GPU; None: not known. `devices` and `host_cores` are those of all hosts.
+    `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` the programs
+    of them that have said in an earlier run that they are parallel, `find_shared` what was seen there of
+    models that share such devices. `stand_ins`: every job runs as a stand-in of its profile. `cores` is the
+    most that a host has for jobs without GPUs. `memory_mib` is the memory of the largest GPU; None: not
+    known. `devices` and `host_cores` are those of all hosts.
     """
 
     machine: Machine
     find_profiles: Callable[[set[str]], tuple[Profile, ...]]
     stand_ins: bool
     find_parallel: Callable[[set[str]], Sequence[Program]] = lambda models: ()
+    find_shared: Callable[[], Sequence[SharedUse]] = tuple
     hosts: int = 1
     cores: float = 0.0
     memory_mib: float | None = None
@@ -77,6 +81,8 @@ class Admission:
         first_id = max(machine.run.jobs, default=0) + 1
         known = ev.ProfilesLoaded(at=at, profiles=found, parallel=parallel)
         events: list[ev.Event] = [known] if found or parallel else []
+        if uses := self._shared(jobs):
+            events.append(ev.SharedUsesKnown(at=at, uses=uses))
         return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
 
     def _checked(self, jobs: Sequence[JobSpec], *, gpus: int, where: str) -> tuple[Profile, ...]:
@@ -177,6 +183,16 @@ class Admission:
         new = {program_of(job) for job in jobs if job.kind is Kind.COMMAND} - self.machine.estimates.parallel
         known = self.find_parallel({model for model, _ in new}) if new else ()
         return tuple(program for program in known if program in new)
+
+    def _shared(self, jobs: Iterable[JobSpec]) -> tuple[SharedUse, ...]:
+        """What earlier runs have seen of the models of these jobs, and of those beside models of the run."""
+        new = {job.model for job in jobs if shares_a_gpu(job)}
+        old = {job.spec.model for job in self.machine.run.jobs.values() if shares_a_gpu(job.spec)}
+        if not new - old:
+            return ()
+        return tuple(
+            use for use in self.find_shared() if (new - old) & {*use.models} and {*use.models} <= old | new
+        )
 
     def cannot_start(self) -> list[str]:
         """Why the jobs that wait can never start on what is left here: a line each."""

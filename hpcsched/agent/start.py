@@ -51,6 +51,7 @@ from hpcsched.core.mechanisms.cpu.cores import most_cores
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
+from hpcsched.core.shared_use import SharedUse
 from hpcsched.dialects import what_was_recognised
 from hpcsched.launch.remote.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring_signals
@@ -67,6 +68,9 @@ FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
 
 FindParallel = Callable[[set[str]], Sequence[Program]]
 """Gives the programs of these models that are known to be parallel."""
+
+FindShared = Callable[[str], Sequence[SharedUse]]
+"""Gives what was seen of models that share devices of this type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,7 @@ def run(
     find_profiles: FindProfiles,
     find_layers: FindLayers,
     find_parallel: FindParallel = lambda models: (),
+    find_shared: FindShared = lambda kind: (),
     observe: Callable[[Machine], Observer],
 ) -> LifeResult:
     """Begin the run in `request.dir`, or take it over, and follow it until it ends or is drained.
@@ -131,7 +136,7 @@ def run(
             stack.callback(hosts.close)
             if not rundir.begun:
                 # Bad input leaves nothing behind.
-                _submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel)
+                _submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel, find_shared)
         rundir.make()
         stack.callback(take_run_lock(rundir, resume=request.resume).release)
         refuse_other_run(rundir, resume=request.resume)  # begun and ended meanwhile
@@ -178,8 +183,8 @@ def run(
             policy=policy,
             allocation={"kind": allocation.kind, "id": allocation.id, "cluster": allocation.cluster},
         )
-        new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel)
-        admission = _admission(machine, hosts, find_profiles, find_parallel)
+        new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
+        admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared)
         edits = _edits(request, machine, admission, hosts)
         unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
         clock = RunClock(at=machine.run.now, speed=hosts.speed)
@@ -348,7 +353,11 @@ def _here(request: RunRequest, allocation: Allocation) -> Hosts:
 
 
 def _admission(
-    machine: Machine, hosts: Hosts, find_profiles: FindProfiles, find_parallel: FindParallel
+    machine: Machine,
+    hosts: Hosts,
+    find_profiles: FindProfiles,
+    find_parallel: FindParallel,
+    find_shared: FindShared,
 ) -> Admission:
     def find(models: set[str]) -> tuple[Profile, ...]:
         return find_profiles(models, hosts.kind)
@@ -358,6 +367,7 @@ def _admission(
         machine=machine,
         find_profiles=find,
         find_parallel=find_parallel,
+        find_shared=lambda: find_shared(hosts.kind),
         stand_ins=hosts.stand_ins,
         hosts=hosts.granted,  # a job for more than have come waits for an allocation in which they do
         cores=most_cores(hosts.cores, hosts.inventory),
@@ -373,13 +383,14 @@ def _submitted(
     hosts: Hosts,
     find_profiles: FindProfiles,
     find_parallel: FindParallel,
+    find_shared: FindShared,
 ) -> list[ev.Event]:
     """What brings the order's jobs in that the run does not have yet; raises ConfigError."""
     new = [job for job in request.jobs if job.name not in machine.run.by_name]
     _check_environments(request, new, hosts)
     if not new:
         return []
-    admission = _admission(machine, hosts, find_profiles, find_parallel)
+    admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared)
     return admission.events(new, at=machine.run.now, gpus=hosts.gpus_per_host, where=request.where)
 
 

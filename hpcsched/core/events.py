@@ -14,6 +14,7 @@ from hpcsched.core.model import Device, HostCores, JobSpec, Progress
 from hpcsched.core.plan import Plan
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
+from hpcsched.core.shared_use import SharedUse
 
 RULES = 3
 """The version of the rules by which decisions are made in lives that begin now (see docs/adr/0030).
@@ -89,6 +90,13 @@ class ProfilesLoaded(Event):
 
     profiles: tuple[Profile, ...]
     parallel: tuple[Program, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedUsesKnown(Event):
+    """What earlier runs have seen, on such devices, of models that share them."""
+
+    uses: tuple[SharedUse, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

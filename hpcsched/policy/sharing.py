@@ -21,7 +21,6 @@ from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
 from hpcsched.core.mechanisms.sharing.shares import (
     MOST_JOBS,
     RESERVE,
-    Use,
     asked_mib,
     mixture,
     share_of,
@@ -282,7 +281,7 @@ def _too_busy(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> 
 
 def _busy(view: ShareView, jobs: Sequence[Job], *, unknown: float = 0.0) -> float:
     """For what share of the time they want the device; `unknown`: each of whom that is not known."""
-    known = (view.shares.models.get(job.spec.model, Use()).busy for job in jobs)
+    known = (view.shares.use_of(job.spec.model).busy for job in jobs)
     return sum(unknown if busy is None else busy for busy in known)
 
 

@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
+from hpcsched.core.shared_use import SharedUse
 from hpcsched.errors import StoreError
 from hpcsched.store.models import (
     HistoryRow,
@@ -30,11 +31,12 @@ from hpcsched.store.models import (
     ProfileRow,
     RunRow,
     SampleRow,
+    SharedUseRow,
     TrialRow,
 )
 from hpcsched.store.profiles import RateSample, parse_profiles, to_json
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """The schema revisions that this version knows, oldest first; it works with the last one."""
 HEAD = REVISIONS[-1]
 
@@ -218,6 +220,31 @@ class Database:
         query = sa.select(ParallelProgramRow.model, ParallelProgramRow.program)
         with self._transaction() as connection:
             return frozenset((model, program) for model, program in connection.execute(query))
+
+    def record_shared(self, device: str, uses: Iterable[SharedUse], *, at: datetime | None = None) -> None:
+        """Store what was seen on a type of device, in place of what was of the same models."""
+        seen_at = iso(at or datetime.now(UTC))
+        rows = [
+            {**asdict(use), "device": device, "models": "\n".join(use.models), "seen_at": seen_at}
+            for use in uses
+        ]
+        if not rows:
+            return
+        statement = insert(SharedUseRow)
+        names = ("memory_mib", "busy", "together", "seen_at")
+        renewed = {name: statement.excluded[name] for name in names}
+        with self._transaction(write=True) as connection:
+            connection.execute(
+                statement.on_conflict_do_update(index_elements=["device", "models"], set_=renewed), rows
+            )
+
+    def shared(self, device: str) -> tuple[SharedUse, ...]:
+        """What was seen of models on a type of device, in order of their names."""
+        columns = SharedUseRow.models, SharedUseRow.memory_mib, SharedUseRow.busy, SharedUseRow.together
+        query = sa.select(*columns).where(SharedUseRow.device == device).order_by(SharedUseRow.models)
+        with self._transaction() as connection:
+            found = connection.execute(query).mappings().all()
+        return tuple(SharedUse(**{**row, "models": tuple(row["models"].split("\n"))}) for row in found)
 
     # History
 

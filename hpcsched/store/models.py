@@ -126,6 +126,22 @@ class ParallelProgramRow(Base):
     said_at: Mapped[str]
 
 
+class SharedUseRow(Base):
+    """What was last seen, at `seen_at` (ISO, UTC), of models that share a type of device.
+
+    `models` are their names, one a line, as names have no line breaks; the rest is as in `SharedUse`.
+    """
+
+    __tablename__ = "shared_use"
+
+    device: Mapped[str] = mapped_column(primary_key=True)
+    models: Mapped[str] = mapped_column(primary_key=True)
+    memory_mib: Mapped[float | None]
+    busy: Mapped[float | None]
+    together: Mapped[float | None]
+    seen_at: Mapped[str]
+
+
 class TrialRow(Base):
     """The result of one configuration of a search: `value` is the metric's after `budget` of training."""
 

@@ -10,6 +10,7 @@ import click
 
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
+from hpcsched.core.shared_use import SharedUse
 from hpcsched.errors import StoreError
 from hpcsched.store.profiles import choose_all, load_profiles
 
@@ -44,6 +45,20 @@ def parallel_programs(database: Path, models: Collection[str]) -> tuple[Program,
             return tuple(sorted(program for program in opened.parallel() if program[0] in models))
     except StoreError as error:
         click.echo(f"hpcsched: {error}; going on without what it says of programs", err=True)
+        return ()
+
+
+def shared_uses(database: Path, device: str) -> tuple[SharedUse, ...]:
+    """What earlier runs have seen of models that share devices of this type."""
+    if not database.exists():
+        return ()
+    from hpcsched.store.database import Database
+
+    try:
+        with Database(database) as opened:
+            return opened.shared(device)
+    except StoreError as error:
+        click.echo(f"hpcsched: {error}; going on without what it says of sharing", err=True)
         return ()
 
 

@@ -14,6 +14,7 @@ from hpcsched.agent.life import LifeResult
 from hpcsched.cli.run.results import Bounds, result_of
 from hpcsched.core.jobs import Costs
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.profile import Cost, Profile
 from hpcsched.store.database import Database, FinishedJob, RunEntry, iso
 
@@ -40,6 +41,7 @@ def archive(life: LifeResult, database: Path, directory: str) -> None:
         # Stand-ins follow a profile: what they "do" teaches nothing.
         if life.device_kind != "replay":
             known = [p for p in opened.profiles() if p.device == life.device_kind]
+            opened.record_shared(life.device_kind, machine.mechanism(Sharing).shares.seen())
             opened.record_profiles(_learnt(machine, life.device_kind, known))
 
 

@@ -183,7 +183,7 @@ def conduct(
     from hpcsched.agent.allocation.requeue import RequeuePlan
     from hpcsched.agent.inbox import Inbox
     from hpcsched.batch import open_batch
-    from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder
+    from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
     from hpcsched.cli.run.live import LiveTable, Narrator
 
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
@@ -253,6 +253,7 @@ def conduct(
                 batch=system,
                 find_profiles=lambda models, kind: find(models, device_type or kind),
                 find_parallel=lambda models: parallel_programs(store, models),
+                find_shared=lambda kind: shared_uses(store, device_type or kind),
                 find_layers=lambda model, kind: layer_profile(store, model, device_type or kind),
                 observe=observe,
             )

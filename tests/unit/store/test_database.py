@@ -17,6 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from hpcsched.core.profile import Profile
+from hpcsched.core.shared_use import SharedUse
 from hpcsched.errors import StoreError
 from hpcsched.store import database
 from hpcsched.store.database import HEAD, REVISIONS, Database, FinishedJob, RunEntry, TrialEntry, iso
@@ -157,6 +158,18 @@ def scripts() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(database.__file__).with_name("migrations")))
     return config
+
+
+def test_what_was_seen_of_models_that_share_a_device_is_renewed(path: Path) -> None:
+    alone = SharedUse(models=("a",), memory_mib=1000.0, busy=0.5)
+    both = SharedUse(models=("a", "b b"), together=1.5)
+    with Database(path) as db:
+        db.record_shared("H100", [alone, both])
+        db.record_shared("H100", [replace(both, together=None)])
+        db.record_shared("A100", [both])
+        assert db.shared("H100") == (alone, replace(both, together=None))
+        assert db.shared("A100") == (both,)
+        assert db.shared("V100") == ()
 
 
 def test_the_known_revisions_are_the_shipped_ones() -> None:

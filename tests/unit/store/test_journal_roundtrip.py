@@ -27,6 +27,7 @@ from hpcsched.core.model import (
 from hpcsched.core.needs import Needs
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.profile import Profile
+from hpcsched.core.shared_use import SharedUse
 from hpcsched.store import journal
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import NewerRun
@@ -107,6 +108,7 @@ BY_TYPE |= {
     tuple[Progress, ...]: st.lists(of(Progress), max_size=2).map(tuple),
     tuple[Profile, ...]: st.lists(profiles, max_size=2).map(tuple),
     tuple[Stage, ...]: st.lists(of(Stage), max_size=2).map(tuple),
+    tuple[SharedUse, ...]: st.lists(of(SharedUse), max_size=2).map(tuple),
 }
 BY_TYPE |= {Plan: of(Plan)}
 CONCRETE = sorted(set(journal._EVENTS) - {"Event", "JobEvent", "AttemptEvent"})

@@ -60,7 +60,7 @@ class Sharing(Mechanism):
         self._due = -inf
 
     def handlers(self) -> Handlers:
-        return {ev.DeviceUseMeasured: self._use_measured}
+        return {ev.DeviceUseMeasured: self._use_measured, ev.SharedUsesKnown: self._known}
 
     def needed_by(self, spec: JobSpec) -> bool:
         return shares_a_gpu(spec)
@@ -196,6 +196,9 @@ class Sharing(Mechanism):
             self.shares.measured(job, Use(event.memory_mib, event.busy))
             self._out.ask_policy()
 
+    def _known(self, event: ev.SharedUsesKnown) -> None:
+        self.shares.know(event.uses)
+
     # --- faults -----------------------------------------------------------------------------
 
     def blames(self, job: Job, detail: str) -> list[tuple[Job, Job]]:
@@ -221,7 +224,7 @@ class Sharing(Mechanism):
         facts = {"guest": guest.spec.model, "host": host.spec.model, "job": host.id, "name": host.spec.name}
         reason = Reason(Why.FAULT_TOGETHER, facts)
         self.shares.costly.setdefault(mixture([guest, host]), reason)
-        known = self.shares.use.get(guest.id) or self.shares.models.get(guest.spec.model, Use())
+        known = self.shares.use.get(guest.id) or self.shares.use_of(guest.spec.model)
         total = self.device_mib(guest.current.gpus[0]) if guest.current.gpus else None
         if known.memory_mib is not None:
             most = inf if total is None else RESERVE / GROWTH * total
@@ -237,6 +240,7 @@ class Sharing(Mechanism):
         kinds = {device.kind for device in event.devices}
         if kinds != self._kinds:  # of others nothing is known
             self.shares.models, self.shares.costly, self.shares.worth = {}, {}, {}
+            self.shares.before = {}
             self._kinds = kinds
 
     def view(self) -> ShareView:

@@ -7,7 +7,7 @@ of the others. (CARMA places trainings so, by memory and utilisation.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from hpcsched.core.jobs import Job
@@ -15,6 +15,7 @@ from hpcsched.core.mechanisms.riders import Riders
 from hpcsched.core.mechanisms.speed import Speeds
 from hpcsched.core.model import JobSpec
 from hpcsched.core.reasons import Reason
+from hpcsched.core.shared_use import SharedUse
 
 MOST_JOBS = 16
 """Jobs on a device, at most (chosen)."""
@@ -46,7 +47,7 @@ class Shares(Riders):
     memory that they may use at most, where they did not ask for it (`limits`, MiB). By model: what one that
     was alone used (`models`; of memory the most that any had). By mixture of models: why these are to
     share no GPU any more (`costly`), and what all of them did together, in shares of their speeds alone,
-    where that was worth it (`worth`).
+    where that was worth it (`worth`). `before` is the same as `models`, of earlier runs.
     `came_s` is when the last one came to a GPU, `idle_s` since when a GPU has been free that no job waits
     for, `parted` who has left a GPU for one in this life of the run.
     """
@@ -55,6 +56,7 @@ class Shares(Riders):
     use: dict[int, Use] = field(default_factory=dict)
     limits: dict[int, float] = field(default_factory=dict)
     models: dict[str, Use] = field(default_factory=dict)
+    before: dict[str, Use] = field(default_factory=dict)
     costly: dict[Mixture, Reason] = field(default_factory=dict)
     worth: dict[Mixture, float] = field(default_factory=dict)
     came_s: dict[int, float] = field(default_factory=dict)
@@ -73,8 +75,29 @@ class Shares(Riders):
         """The memory that a job needs on its device: as it asks for, else as measured of its model; None: not
         known. On a CPU slot that is main memory."""
         asked = asked_mib(spec, on_gpu=on_gpu)
-        measured = self.models.get(spec.model, Use()).memory_mib
+        measured = self.use_of(spec.model).memory_mib
         return asked if asked is not None or measured is None else GROWTH * measured
+
+    def use_of(self, model: str) -> Use:
+        """What a job of this model uses, as measured in this run, else in an earlier one."""
+        now, before = self.models.get(model, Use()), self.before.get(model, Use())
+        memory_mib = before.memory_mib if now.memory_mib is None else now.memory_mib
+        return Use(memory_mib, before.busy if now.busy is None else now.busy)
+
+    def know(self, uses: Iterable[SharedUse]) -> None:
+        """Go by what earlier runs have seen where this one has not."""
+        for use in uses:
+            if len(use.models) == 1:
+                self.before.setdefault(use.models[0], Use(use.memory_mib, use.busy))
+            elif use.together is not None:
+                self.worth.setdefault(use.models, use.together)
+
+    def seen(self) -> Iterator[SharedUse]:
+        """What this run has seen, for later ones."""
+        for model, use in self.models.items():
+            yield SharedUse(models=(model,), memory_mib=use.memory_mib, busy=use.busy)
+        for models in sorted(self.worth.keys() | self.costly.keys()):
+            yield SharedUse(models=models, together=None if models in self.costly else self.worth.get(models))
 
     def needs_more(self, model: str, memory_mib: float) -> None:
         """A job of this model has run out of memory with so much."""

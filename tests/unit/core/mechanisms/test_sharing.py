@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
+from hpcsched.agent.admission import Admission
 from hpcsched.cli.jobs import about_sharing
 from hpcsched.cli.jobs.explain import what_is_next
+from hpcsched.cli.profile.lookup import shared_uses
+from hpcsched.cli.run.archive import archive
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, SetTimer, Suspend
 from hpcsched.core.mechanisms.sharing.mechanism import MORE, Sharing
-from hpcsched.core.mechanisms.sharing.shares import GROWTH, RESERVE
-from hpcsched.core.model import ComputeMode, HostCores, JobState, Progress, Role
+from hpcsched.core.mechanisms.sharing.shares import GROWTH, RESERVE, Use
+from hpcsched.core.model import ComputeMode, HostCores, JobState, Kind, Progress, Role
 from hpcsched.core.needs import Needs
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.shared_use import SharedUse
 from hpcsched.policy.sharing import SETTLED_S, SILENT_S, why_waiting
 from hpcsched.testing.builders import Driver, a_job, a_profile, some_devices
 
@@ -213,6 +219,52 @@ def test_what_was_measured_of_a_model_counts_for_all_its_jobs():
     train(run, {"a": 10.0, "b": 10.0}, 20)
     assert where(run)["c"] is None
     assert sharing_of(run).shares.models["m"].memory_mib == 3200.0
+
+
+def the_next_run(run, database, *specs):
+    """A run of these jobs, after this one; what it knows of the sharing of GPUs comes from the database."""
+    record = SimpleNamespace(id="r", host="n1", policy="marble", allocation={})
+    archive(SimpleNamespace(machine=run.machine, run=record, device_kind="test", speed=1.0), database, "dir")
+    other = on_gpus()
+    shared = partial(shared_uses, database, "test")
+    admission = Admission(
+        machine=other.machine, find_profiles=lambda models: (), stand_ins=False, find_shared=shared
+    )
+    jobs = [replace(spec, kind=Kind.COMMAND, command=("train",)) for spec in specs]
+    for event in admission.events(jobs, at=other.now, gpus=1, where="jobs"):
+        other.handle(event)
+    return other
+
+
+def test_what_was_seen_is_known_to_the_next_run(tmp_path):
+    run = on_gpus(sharing("a", "x"), sharing("b", "y"))
+    run.runs("a")
+    uses(run, "a", 3000.0, 0.4)
+    train(run, {"a": 10.0}, 10)
+    run.runs("b")
+    uses(run, "b", 4000.0)
+    run.tell(ev.ProfilesLoaded, profiles=(a_profile("y", [10.0]),))
+    train(run, {"a": 8.0, "b": 8.0}, 20)
+    assert sharing_of(run).shares.worth == {("x", "y"): pytest.approx(1.6)}
+    again = the_next_run(run, tmp_path / "db", sharing("a", "x"), sharing("b", "y"), sharing("c", "x"))
+    assert where(again) == {"a": 0, "b": 0, "c": None}, "they come at once"
+    assert "such jobs do 1.60 times" in str(again.job("b").story[-1].reason)
+    assert sharing_of(again).need_mib(again.job("c"), 0) == GROWTH * 3000.0
+    again.runs("a", "b")
+    uses(again, "a", 2000.0)
+    assert sharing_of(again).need_mib(again.job("c"), 0) == GROWTH * 2000.0, "as measured now"
+    only_x = the_next_run(run, tmp_path / "db", sharing("a", "x"))
+    assert sharing_of(only_x).shares.worth == {}
+    assert sharing_of(only_x).shares.before == {"x": Use(3000.0, 0.4)}
+
+
+def test_that_they_were_slower_this_time_is_tried_again_in_the_next_run(tmp_path):
+    run = on_gpus()
+    sharing_of(run).shares.know([SharedUse(models=("x", "y"), together=1.6)])
+    facts = {"guest": "y", "hosts": "x", "gpu": 0, "because": "less than one after the other"}
+    sharing_of(run).shares.costly["x", "y"] = Reason(Why.SLOWER_TOGETHER, facts)
+    again = the_next_run(run, tmp_path / "db", sharing("a", "x"), sharing("b", "y"))
+    assert sharing_of(again).shares.worth == sharing_of(again).shares.costly == {}
 
 
 def test_a_gpu_that_lets_one_process_in_is_shared_by_clients_of_mps_only():
