@@ -6,11 +6,15 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
 from livebench import Bench, job, placements, saves
+from mpsstandin import mps_host
 from places import DATA
 
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.reasons import Why
+from hpcsched.policy import make_policy
+from hpcsched.store.replay import replay
 
 TOGETHER = "touch $HPCSCHED_JOB_NAME; until [ -e a ] && [ -e b ] && [ -e c ]; do sleep 0.05; done"
 
@@ -48,7 +52,13 @@ def test_one_comes_when_those_who_are_there_have_been_measured(bench: Bench) -> 
     a, b = machine.run.jobs.values()
     assert a.started_s is not None and b.started_s is not None and a.ended_s is not None
     assert b.started_s - a.started_s > 2 and b.started_s < a.ended_s
-    assert 1 < (machine.mechanism(Sharing).shares.models["m"].memory_mib or 0) < 100
+    seen = machine.mechanism(Sharing).shares.models["m"]
+    assert 1 < (seen.memory_mib or 0) < 100
+    again = bench.set_of(job("next", "true", model="m", gpus="share"), name="next.toml")
+    done = bench("--dir", bench.folder / "next", "run", again, "--devices", "cpu:1", "-q")
+    assert done.returncode == 0, done.stderr
+    machine = replay(bench.folder / "next" / "journal.jsonl", make_policy).machine
+    assert machine.mechanism(Sharing).shares.before["m"] == seen
 
 
 GREEDY = f"{sys.executable} -c \"x = bytearray(300 << 20); open('begun', 'w'); import time; time.sleep(60)\""
@@ -65,14 +75,36 @@ def test_a_greedy_program_does_not_harm_its_neighbour(bench: Bench) -> None:
     assert bench.states()["quiet"] == "COMPLETED"
 
 
-def test_the_memory_of_a_gpu_is_learnt_and_keeps_others_out(bench: Bench) -> None:
-    """NVML is played: what is in use on its GPU of 80 GiB stands in a file."""
+@pytest.fixture
+def used(bench: Bench) -> Path:
+    """NVML is played: what is in use on its GPU of 80 GiB stands in this file."""
     folder = bench.folder / "nvml"
     folder.mkdir()
     path = os.pathsep.join(filter(None, [str(DATA / "gpu"), bench.env.get("PYTHONPATH")]))
     bench.env |= {"PYTHONPATH": path, "NVML_PLAYED": str(folder)}
     bench.env.pop("CUDA_VISIBLE_DEVICES", None)
-    used = Path(folder / "used")
+    return folder / "used"
+
+
+def test_they_are_clients_of_one_daemon_where_they_ask_for_mps(bench: Bench, used: Path) -> None:
+    del used
+    env = {"HPCSCHED_LANE_MODE": "mps"}
+    says = "echo $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+    jobs = [
+        job(name, f"cd {bench.folder}; {says}; {TOGETHER}", gpus=0.3, env=env, **more)
+        for name, more in (("a", {"gpu_memory": "2G"}), ("b", {}), ("c", {}))
+    ]
+    with mps_host(["GPU-0"]) as host:
+        bench.env["PATH"] = f"{host.folder}:{bench.env['PATH']}"
+        done = bench("run", bench.set_of(*jobs), "--devices", "cuda:1")
+    assert done.returncode == 0, done.stderr
+    said = [Path(bench.job(name)["output"]).read_text().split() for name in "abc"]
+    assert len({pipe for pipe, _ in said}) == 1
+    assert [limit for _, limit in said] == ["0=2048M", "0=23347M", "0=23347M"]
+    assert not Path(said[0][0]).exists(), "it ends with the run"
+
+
+def test_the_memory_of_a_gpu_is_learnt_and_keeps_others_out(bench: Bench, used: Path) -> None:
     first = f"echo 50000 > {used}; until [ -e go ]; do sleep 0.05; done; rm {used}"
     jobs = [
         job("first", first, model="large", gpus=0.5),
