@@ -82,7 +82,13 @@ def parts_of(trainer: Trainer) -> Parts:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items() if isinstance(value, Real)}
+    """Those that say how good the model is, not how long that took."""
+    beside = ("_runtime", "_per_second", "_time", "_num_tokens")
+    return {
+        name: float(value)
+        for name, value in metrics.items()
+        if isinstance(value, Real) and name != "epoch" and not name.endswith(beside)
+    }
 
 
 def _refused(key: str, got: Any, accepted: str) -> ConfigError:

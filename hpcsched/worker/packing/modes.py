@@ -69,6 +69,11 @@ class Runner(ABC):
     def ahead(self) -> int:
         return 0
 
+    @property
+    def padding(self) -> float:
+        """The part of the work that was for nothing, as some rows are shorter than others."""
+        return 0.0
+
     @abstractmethod
     def step(self, batches: Batches, *, careful: bool = False) -> None:
         """One step of each on its batch, at once or later.

@@ -69,7 +69,7 @@ class AdaptersMode(Runner):
 
     @property
     def padding(self) -> float:
-        """The part of the frozen model's work that nobody wanted: all rows are as long as the longest."""
+        """The part of the frozen model's work that was for nothing: all rows are as long as the longest."""
         wanted, computed = self._tokens
         return 1 - wanted / computed if computed else 0.0
 

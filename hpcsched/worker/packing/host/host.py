@@ -37,6 +37,8 @@ from hpcsched.worker.process.guest import GuestGone
 from hpcsched.worker.process.startup import fewer_collections, leave_torch_as_it_is
 from hpcsched.worker.ranks.process_group import own_device
 
+_PADDING = 0.01
+"""What is said of rows that are filled up, from this part of the work on."""
 LINGER_S = 3.0
 """How long to wait for the next member: what comes right after finds everything warm."""
 REPORT_S = 0.1
@@ -168,6 +170,10 @@ class PackHost:
 
     def _let_go(self) -> None:
         """Take those out of the pack who are to leave, and have each come to its end."""
+        for group in self._pack.groups:
+            if group.runner.padding >= _PADDING:
+                part = f"{group.runner.padding:.0%}"
+                say(f"{part} of the frozen model's work was for rows that are shorter than others")
         while not self._sound(lambda: self._pack.leave(*(guest.member for guest in self._ends))):
             pass  # steps that were made for that have brought others to an end too
         ends, self._ends = self._ends, {}
