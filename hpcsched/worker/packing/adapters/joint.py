@@ -4,6 +4,7 @@ all the rest once."""
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ class JointForward:
 
     def __init__(self, parts: Sequence[Frozen]) -> None:
         self._backbone = parts[0].backbone
+        self.takes = inspect.signature(self._backbone.forward)
+        """The arguments of the frozen model."""
         paths = dict.fromkeys(path for frozen in parts for path in frozen.own)
         self._own = [[frozen.backbone.get_submodule(path) for frozen in parts] for path in paths]
         for modules in self._own:
@@ -47,7 +50,7 @@ class JointForward:
             raise NotStackable("the frozen model is not called with the same precision by all")
         self._rows = rows = rows_of(calls)
         self._draws = None if draws is None else draws(rows)
-        joint = rows.join(calls, self._backbone.forward)
+        joint = rows.join(calls, self.takes)
         device = next(v.device.type for v in joint.values() if isinstance(v, torch.Tensor))
         with (
             torch.set_grad_enabled(first.gradients),

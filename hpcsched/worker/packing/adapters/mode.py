@@ -1,9 +1,9 @@
 """The mode `adapters`: members with adapters on the same frozen model make their steps on one pass of it.
 
-Each member's loss is its own code, run up to where it calls the frozen model; then that runs once for all,
-and each one's code is run again with what it gets. So a member's batch, loss, head, optimizer and learning
-rate are its own, and so are its random numbers. It is used only if on real batches it gives each member the
-loss and the gradients that it has by itself.
+Each member's loss is its own code, run up to where it calls the frozen model (or that call is foreseen, where
+it is made of the batch's tensors); then that runs once for all, and each one's code is run with what it gets.
+So a member's batch, loss, head, optimizer and learning rate are its own, and so are its random numbers. It is
+used only if on real batches it gives each member the loss and the gradients that it has by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hpcsched.compat import zip
 from hpcsched.worker.packing.adapters.draws import Draws
 from hpcsched.worker.packing.adapters.frozen import Frozen
 from hpcsched.worker.packing.adapters.joint import JointForward, forward_replaced
-from hpcsched.worker.packing.adapters.rows import Call, Rows
+from hpcsched.worker.packing.adapters.rows import Call, Recipe, Rows, same_call
 from hpcsched.worker.packing.batches import own
 from hpcsched.worker.packing.failures import Failures, line_of, out_of_memory
 from hpcsched.worker.packing.member import Member
@@ -38,9 +38,23 @@ from hpcsched.worker.packing.rollback import Buffers, homes_of
 class _Reached(BaseException):
     """A member's code has come to where it calls the frozen model."""
 
-    def __init__(self, call: Call, states: dict[str, Any]) -> None:
+    def __init__(self, call: Call, states: dict[str, Any], *, foreseen: bool = False) -> None:
         super().__init__()
-        self.call, self.states = call, states
+        self.call, self.states, self.foreseen = call, states, foreseen
+
+
+class _Foreseen(Exception):
+    """A member has called the frozen model in another way than was foreseen."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a member is given when it calls the frozen model so, and where its generators are then."""
+
+    call: Call
+    foreseen: bool
+    output: Any
+    after: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,8 @@ class AdaptersMode(Runner):
         self._draw = any(member.draws for member in members)
         self._tokens = [0, 0]
         self._autocast: torch.dtype | None = None
+        self._recipes: list[Recipe | None] = [None for _ in members]
+        self._foresees = True
         self._check(batches)
 
     @property
@@ -92,19 +108,25 @@ class AdaptersMode(Runner):
         """
         generators = [member.generators for member in self.members]
         try:
-            return self._forward_and_backward(batches, failures)
+            try:
+                return self._forward_and_backward(batches, failures)
+            except _Foreseen:
+                self._recipes = [None for _ in self.members]
+                self._foresees = False
+                self._put_back(generators)
+                return self._forward_and_backward(batches, failures)
         except BaseException:
-            for member, states in zip(self.members, generators, strict=True):
-                member.generators = states
+            self._put_back(generators)
             raise
+
+    def _put_back(self, generators: Sequence[dict[str, Any]]) -> None:
+        for member, states in zip(self.members, generators, strict=True):
+            member.generators = states
 
     def _forward_and_backward(
         self, batches: Batches, failures: Failures
     ) -> list[tuple[Member, torch.Tensor]]:
-        reached = [
-            self._reach(member, frozen, batch)
-            for member, frozen, batch in zip(self.members, self._frozen, batches, strict=True)
-        ]
+        reached = [self._call_of(index, batch) for index, batch in enumerate(batches)]
         self._autocast = reached[0].call.autocast
         states = [one.states for one in reached]
         draws: Draws | None = None
@@ -121,27 +143,38 @@ class AdaptersMode(Runner):
             found: list[tuple[Member, torch.Tensor]] = []
             for index, member in enumerate(self.members):
                 before = member.generators
+                after = None if draws is None else draws.states[index]
+                one = reached[index]
+                answer = _Answer(one.call, one.foreseen, outputs[index], after)
                 try:
-                    after = None if draws is None else draws.states[index]
-                    total = member.call_quickly(self._finish, index, batches[index], outputs[index], after)
-                    found.append((member, total))
+                    found.append((member, member.call_quickly(self._finish, index, batches[index], answer)))
+                except (NotStackable, _Foreseen):
+                    raise
                 except (Exception, SystemExit) as error:
                     member.generators = before
-                    if isinstance(error, NotStackable):
-                        raise
                     failures.add(member, error)
             if found:
                 torch.autograd.backward([total / member.batch for member, total in found])
         return [(member, total.detach()) for member, total in found]
 
+    def _call_of(self, index: int, batch: Any) -> _Reached:
+        """How a member calls the frozen model with a batch: foreseen, or by running its loss up to there."""
+        recipe, member = self._recipes[index], self.members[index]
+        call = None if recipe is None else recipe.followed(batch)
+        if call is not None:
+            return _Reached(call, member.generators, foreseen=True)
+        reached = self._reach(member, self._frozen[index], batch)
+        if self._foresees and _same_states(reached.states, member.generators, member):
+            self._recipes[index] = Recipe.of(reached.call, batch)
+        return reached
+
     def _reach(self, member: Member, frozen: Frozen, batch: Any) -> _Reached:
         """Run a member's loss up to its call of the frozen model; its generators stay as they are."""
         before = member.generators
-        forward = frozen.backbone.forward
 
         def reached(*args: Any, **kwargs: Any) -> Any:
             states = {name: generator.get_state() for name, generator in member.torch_generators}
-            raise _Reached(Call.of(forward, args, kwargs), states)
+            raise _Reached(Call.of(self._forward.takes, args, kwargs), states)
 
         try:
             with forward_replaced(frozen.backbone, reached):
@@ -152,23 +185,28 @@ class AdaptersMode(Runner):
             member.generators = before
         raise NotStackable("its loss does not ask the frozen model")
 
-    def _finish(self, index: int, batch: Any, output: Any, after: dict[str, Any] | None) -> torch.Tensor:
+    def _finish(self, index: int, batch: Any, answer: _Answer) -> torch.Tensor:
         """A member's loss with what the frozen model gives it."""
-        member, backbone = self.members[index], self._frozen[index].backbone
+        member = self.members[index]
         asked = 0
 
-        def answer(*_: Any, **__: Any) -> Any:
+        def answered(*args: Any, **kwargs: Any) -> Any:
             nonlocal asked
             asked += 1
             if asked > 1:
                 raise NotStackable("its loss asks the frozen model more than once")
-            if after is not None:
-                for name, generator in member.torch_generators:
-                    generator.set_state(after[name])
-            return output
+            call, foreseen = Call.of(self._forward.takes, args, kwargs), answer.foreseen
+            if not same_call(answer.call, call, made_anew=not foreseen):
+                if foreseen:
+                    raise _Foreseen
+                raise NotStackable("its loss asks the frozen model for something else when it runs again")
+            for name, generator in member.torch_generators:
+                if answer.after is not None:
+                    generator.set_state(answer.after[name])
+            return answer.output
 
         member.parts.optimizer.zero_grad()
-        with forward_replaced(backbone, answer):
+        with forward_replaced(self._frozen[index].backbone, answered):
             return member.losses(own(batch))
 
     # -- whether it is right -----------------------------------------------------------------------------

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from hpcsched.compat import zip
+from hpcsched.worker.packing.batches import tensors_in
+from hpcsched.worker.packing.compatibility import PLAIN
 from hpcsched.worker.packing.reference import NotStackable
 
 _NOTHING_KEPT = {"use_cache": False}
@@ -26,11 +28,11 @@ class Call:
     gradients: bool
 
     @classmethod
-    def of(cls, forward: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+    def of(cls, takes: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """The call that is being made in this thread. Raises NotStackable for one that nobody understands."""
         try:
-            bound = inspect.signature(forward).bind(*args, **kwargs)
-        except (TypeError, ValueError) as error:
+            bound = takes.bind(*args, **kwargs)
+        except TypeError as error:
             raise NotStackable(f"the frozen model is called in an odd way: {error}") from error
         arguments: dict[str, Any] = {}
         for name, value in bound.arguments.items():
@@ -42,6 +44,54 @@ class Call:
         device = "cpu" if first is None else first.device.type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return cls(arguments, autocast, torch.is_grad_enabled())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a call follows from a batch: each argument is one of its tensors, by number, or a value.
+
+    Where that is so, a call is known before the code that makes it has run.
+    """
+
+    tensors: Mapping[str, int]
+    call: Call
+    count: int
+
+    @classmethod
+    def of(cls, call: Call, batch: Any) -> Recipe | None:
+        """That of a call that was made with a batch; None where it has tensors from elsewhere."""
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors_in(batch))}
+        given = {name: v for name, v in call.arguments.items() if isinstance(v, torch.Tensor)}
+        if any(id(tensor) not in numbers for tensor in given.values()):
+            return None
+        return cls({name: numbers[id(tensor)] for name, tensor in given.items()}, call, len(numbers))
+
+    def followed(self, batch: Any) -> Call | None:
+        """The call that will be made with a batch, to be compared with the one that is; None: who knows."""
+        tensors = tensors_in(batch)
+        if len(tensors) != self.count:
+            return None
+        arguments = {**self.call.arguments, **{name: tensors[n] for name, n in self.tensors.items()}}
+        return replace(self.call, arguments=arguments)
+
+
+def same_call(one: Call, other: Call, *, made_anew: bool) -> bool:
+    """Whether two calls are of the same tensors and equal values.
+
+    `made_anew`: tensors are made by code that has run once more, so that only their kinds can be compared.
+    """
+    if (one.autocast, one.gradients) != (other.autocast, other.gradients):
+        return False
+    if one.arguments.keys() != other.arguments.keys():
+        return False
+    pairs = [(value, other.arguments[name]) for name, value in one.arguments.items()]
+    return all(a is b or _equal(a, b, made_anew) for a, b in pairs)
+
+
+def _equal(one: Any, other: Any, made_anew: bool) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return made_anew and (one.shape, one.dtype) == (other.shape, other.dtype)
+    return type(one) is type(other) and type(one) in PLAIN and bool(one == other)
 
 
 @dataclass(frozen=True)
@@ -110,14 +160,14 @@ class Rows:
             pieces = [_filled(piece, longest) for piece in pieces]
         return torch.cat(list(pieces))
 
-    def join(self, calls: Sequence[Call], forward: Callable[..., Any]) -> dict[str, Any]:
+    def join(self, calls: Sequence[Call], takes: inspect.Signature) -> dict[str, Any]:
         """The arguments of all as those of one call. Raises NotStackable where that cannot be."""
         names = list(dict.fromkeys(name for call in calls for name in call.arguments))
-        takes = inspect.signature(forward).parameters
-        if self.padded and "attention_mask" in takes and "attention_mask" not in names:
+        if self.padded and "attention_mask" in takes.parameters and "attention_mask" not in names:
             names.append("attention_mask")
         joint = {name: self._joint(name, [call.arguments.get(name) for call in calls]) for name in names}
-        kept = {name: value for name, value in _NOTHING_KEPT.items() if name in takes or name in joint}
+        known = (*takes.parameters, *joint)
+        kept = {name: value for name, value in _NOTHING_KEPT.items() if name in known}
         return joint | kept
 
     def _joint(self, name: str, values: list[Any]) -> Any:

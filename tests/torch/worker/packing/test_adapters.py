@@ -301,3 +301,26 @@ def test_adapters_are_written_for_peft_and_replaced_as_a_whole(tmp_path: Path) -
         assert float(saved["base_model.backbone.layers.0.query.up.weight"][0, 0]) == value
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
     assert isinstance(Sentences(0, 3, 4)[0], torch.Tensor)
+
+
+def test_a_call_is_foreseen_and_one_that_comes_otherwise_is_made_out_anew() -> None:
+    ran: list[int] = []
+
+    def counting(model: Any, batch: Any) -> torch.Tensor:
+        ran.append(1)
+        if len(ran) > 40:  # from here on it asks for something else
+            batch = {name: tensor.clone() for name, tensor in batch.items()}
+        return next_words(model, batch)
+
+    builds = adapter(1, loss=counting, drop=0.1), adapter(2, drop=0.1)
+    made = members(*builds, steps=100)
+    together = pack(made, mode="adapters")
+    go(together, made, 6)
+    before = len(ran)
+    go(together, made, 16)
+    assert len(ran) == before + 10
+    go(together, made, 60)
+    assert len(ran) > before + 54 + 20
+    assert together.groups[0].mode == "adapters"
+    for number, member in enumerate(made, 1):
+        assert far(alone(adapter(number, drop=0.1), 60), member) <= CLOSE
