@@ -12,6 +12,7 @@ from typing import TypedDict
 
 from hpcsched.agent import disk_space
 from hpcsched.agent.abandon import abandon
+from hpcsched.agent.allocation.release import HostReleases
 from hpcsched.agent.attempts import Resizing, WatchedAttempt, remove_attempt_files
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.exits import exited, launch_failed
@@ -35,6 +36,7 @@ from hpcsched.core.actions import (
     Launch,
     MakePlan,
     Pace,
+    ReleaseHosts,
     Resize,
     SetTimer,
     Suspend,
@@ -68,9 +70,11 @@ class Effects:
         clock: RunClock,
         selector: BaseSelector,
         memory: GpuMemory | None = None,
+        releases: HostReleases | None = None,
     ) -> None:
         self._machine, self._launcher, self._site = machine, launcher, site
         self._clock, self._selector, self._memory = clock, selector, memory
+        self._releases = releases
         if memory:
             selector.register(memory, EVENT_READ, ("memory", None))
         self._attempts: dict[int, WatchedAttempt] = {}
@@ -96,6 +100,8 @@ class Effects:
                 return [ev.PlanMade(at=self._clock.now(), plan=self._machine.make_plan())]
             case SetTimer(key=key, due=due):
                 self._timers.set(key, due)
+            case ReleaseHosts(hosts=hosts) if self._releases:
+                self._releases.begin(hosts)
             case Resize():
                 attempt = self._attempt_of(action)
                 return self._resize(attempt, action) if attempt else []
@@ -335,6 +341,8 @@ class Effects:
         rings = filter(self._waiting.counts, self._timers.rings(now))
         yield from (ev.TimerFired(at=now, key=key) for key in rings)
         yield from chain.from_iterable(self._waiting.again())
+        if self._releases:
+            yield from self._releases.events(now)
         self._launcher.keeping()  # it begins what is due, and sees to what hangs
         look_at_records = time.monotonic() >= self._records_due
         if look_at_records:

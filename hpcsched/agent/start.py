@@ -18,6 +18,7 @@ import hpcsched
 from hpcsched.accounts import user_name
 from hpcsched.agent.admission import Admission, JobEdits
 from hpcsched.agent.allocation.ending import AllocationEnd, forced_s, on_run_clock
+from hpcsched.agent.allocation.release import HostReleases, release_after_s
 from hpcsched.agent.allocation.requeue import RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.clock import RunClock
@@ -83,6 +84,7 @@ class RunRequest:
     address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory,
     `standbys` the most warm processes that wait on a host, None for none at all (see `LocalLauncher`).
     `cpus_per_gpu` cores are kept for the jobs of each GPU: the others are for jobs that need none.
+    `release_idle_s`: seconds after which a host that nothing can use any more is given back; None: none is.
     `environment`: of jobs that name none. `source` gives more jobs as the run goes on. `update`: what `jobs`,
     read in `workdir`, say of jobs that the run has already is taken; else it keeps its own.
     """
@@ -103,6 +105,7 @@ class RunRequest:
     checkpoints: Path | None = None
     standbys: int | None = None
     cpus_per_gpu: int = CPUS_PER_GPU
+    release_idle_s: float | None = None
     environment: PythonEnvironment | None = None
     source: FindJobs | None = None
 
@@ -207,6 +210,8 @@ def run(
             kept=edits.kept,
             again=edits.again,
             run_id=run_id,
+            release_after_s=release_after_s(request.release_idle_s, batch, allocation, hosts.speed, say),
+            stays=allocation.here or "",
         )
         site = Site(
             rundir=rundir,
@@ -252,6 +257,7 @@ def run(
             clock=clock,
             selector=selector,
             memory=memory,
+            releases=HostReleases(batch, hosts.remote, tell=say) if hosts.remote else None,
         )
         watch = None
         if allocation.kind != "none":

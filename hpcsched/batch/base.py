@@ -104,6 +104,8 @@ class BatchSystem(Protocol):
     kind: str
     says_none: bool
     """Whether `reason` is NONE for a job that runs on; UNKNOWN then means that there was no answer."""
+    takes_back: bool
+    """Whether it takes hosts of a running job back (`release`) where the site and the job allow it."""
 
     def allocation(self) -> Allocation:
         """The allocation this process is in, from its environment and a few questions.
@@ -143,6 +145,14 @@ class BatchSystem(Protocol):
         """Submit a job that starts when this one has ended; its id.
 
         `script` None: this job's own batch script, where the batch system gives it out. Raises BatchError.
+        """
+        ...
+
+    def release(self, names: Sequence[str]) -> None:
+        """Give hosts of this job back, for good: the job goes on with the others.
+
+        What runs there ends without being asked; the host of the batch script cannot go. Raises BatchError
+        where the batch system refuses or cannot do it for this job, and when it is not known what it did.
         """
         ...
 

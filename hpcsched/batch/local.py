@@ -23,6 +23,7 @@ class Local:
 
     kind = "none"
     says_none = True
+    takes_back = False
 
     def __init__(self, hosts: Sequence[str] = (), *, launcher: str = "ssh") -> None:
         self._hosts = tuple(hosts) or (socket.gethostname(),)
@@ -49,6 +50,9 @@ class Local:
 
     def submit_next(self, script: Path | None) -> str:
         raise BatchError("there is no batch system here to submit a follow-up job to")
+
+    def release(self, names: Sequence[str]) -> None:
+        raise BatchError("there is no batch system here to give hosts back to")
 
     def comment(self, text: str) -> None:
         """Does nothing: there is no listing to show it in."""

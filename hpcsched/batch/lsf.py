@@ -48,6 +48,7 @@ class Lsf:
 
     kind = "lsf"
     says_none = False
+    takes_back = True
 
     def __init__(
         self,
@@ -160,6 +161,15 @@ class Lsf:
         if submitted is None:
             raise BatchError(f"bsub did not answer with a job id but {said.strip()[:60]!r}")
         return submitted[1]
+
+    def release(self, names: Sequence[str]) -> None:
+        """See `BatchSystem`: LSF takes slots of resizable jobs back (`bsub -ar`, or RESIZABLE_JOBS of the
+        application profile), here all of a host. A requeued job gets its first size again.
+        """
+        if self._launcher() == "jsrun":
+            raise BatchError("one jsrun runs the node agents of all hosts: none of them can be given back")
+        argv = ("bresize", "release", "-rncn", " ".join(names), self._job_id())
+        command_output(self._run, argv, environ=self._in_english())
 
     def comment(self, text: str) -> None:
         """Does nothing: LSF has no comment of a job."""

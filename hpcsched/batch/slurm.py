@@ -11,6 +11,7 @@ from pathlib import Path
 from hpcsched.batch import slurm_text
 from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason, Preemption
 from hpcsched.batch.command import RunCommand, command_output, run_command
+from hpcsched.batch.hostlist import expand
 from hpcsched.batch.local import ssh
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
@@ -34,6 +35,7 @@ class Slurm:
 
     kind = "slurm"
     says_none = True
+    takes_back = True
 
     def __init__(
         self,
@@ -164,6 +166,20 @@ class Slurm:
             copy = Path(folder) / "job.sh"
             self._asked(("scontrol", "write", "batch_script", job_id, str(copy)))
             return self._submit(job_id, copy, own=True)
+
+    def release(self, names: Sequence[str]) -> None:
+        """See `BatchSystem`: the job shrinks to its other hosts, as Slurm itself lists them now.
+
+        Slurm ends what runs on the hosts by SIGKILL, and leaves `slurm_job_<id>_resize.sh` in the working
+        directory, for scripts that go on after us. A requeued job gets its first size again.
+        """
+        job_id = self._job_id()
+        fields = slurm_text.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
+        there = expand(fields.get("NodeList", ""))
+        rest = [name for name in there if name not in names]
+        if not rest or len(rest) + len(names) != len(there):
+            raise BatchError(f"Slurm lists {len(there)} hosts of job {job_id}, not all of those to give back")
+        self._asked(("scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(rest)}"))
 
     def comment(self, text: str) -> None:
         line = one_line(text)

@@ -92,5 +92,13 @@ class SetTimer(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseHosts(Action):
+    """Give these hosts back to the batch system: nothing of the run is on them. Answered by HostsReleased or
+    ReleaseFailed."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MakePlan(Action):
     """Call `Machine.make_plan` and send PlanMade with what it gives."""

@@ -52,6 +52,9 @@ class AgentStarted(Event):
 
     `rules` is the version of the rules by which this life decides: a replay decides by them too, and with the
     `mechanisms` that other packages have added to it.
+
+    `release_after_s`: a host of which no job can use anything for so long is given back to the batch system
+    (None: never); not the one that `stays`.
     """
 
     wall: float
@@ -72,6 +75,8 @@ class AgentStarted(Event):
     run_id: str = ""
     rules: int = 1
     mechanisms: tuple[str, ...] = ()
+    release_after_s: float | None = None
+    stays: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +377,21 @@ class DeviceFound(Event):
 
     gpu: int
     why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostsReleased(Event):
+    """The batch system has these hosts back, as a ReleaseHosts action asked for."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseFailed(Event):
+    """The batch system has not taken these hosts back: the run has them as before."""
+
+    hosts: tuple[str, ...]
+    error: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

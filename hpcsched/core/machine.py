@@ -22,8 +22,9 @@ from hpcsched.core.transitions.attempts import TIME
 from hpcsched.core.transitions.commands import Commands
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.transitions.drain import Drain
+from hpcsched.core.transitions.leftover import Leftover
 from hpcsched.core.transitions.losses import Losses
-from hpcsched.core.transitions.outcome import DRAIN, HURRY, LOOK
+from hpcsched.core.transitions.outcome import DRAIN, HURRY, LOOK, RELEASE
 from hpcsched.core.transitions.reports import Reports
 from hpcsched.core.transitions.submissions import Submissions
 
@@ -38,8 +39,8 @@ class Machine:
     """Handles events: which part takes which, and in what order decisions follow.
 
     `run` are the jobs, `ledger` who holds what, `rooms` where jobs' needs are met, `waiting` what jobs wait
-    for, `estimates` speeds and costs, `deadline` the end of the allocation, `decisions` the policy. These are
-    for reading.
+    for, `estimates` speeds and costs, `deadline` the end of the allocation, `decisions` the policy,
+    `leftover` the GPUs that nothing can use any more. These are for reading.
 
     Args:
         make_policy: gives the policy of a name and its options; called at each agent start.
@@ -62,6 +63,7 @@ class Machine:
         self._drain = Drain(
             parts.run, parts.out, waiting=parts.waiting, deadline=parts.deadline, attempts=parts.attempts
         )
+        self.leftover = Leftover(*base, own=parts.own, rooms=parts.rooms, deadline=parts.deadline)
         self._submissions = Submissions(*base, estimates=parts.estimates, **about)
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.AgentStarted: self._agent_started,
@@ -75,6 +77,7 @@ class Machine:
             Reports(*base, estimates=parts.estimates, attempts=parts.attempts, **about),
             Losses(*base, attempts=parts.attempts, endings=parts.endings),
             self._drain,
+            self.leftover,
             parts.decisions,
             *made,
         )
@@ -118,6 +121,7 @@ class Machine:
             for mechanism in self._background:
                 mechanism.decide()
         deadline.watch()
+        self.leftover.watch()
         return out.actions
 
     def _about_foreground(self, event: ev.Event) -> bool:
@@ -156,6 +160,7 @@ class Machine:
         self._submissions.compared(event)
         self.ledger.begin_life(event.devices, event.cores)
         self.own.forget_holders()
+        self.leftover.begin_life(event)
         self.waiting.begin_life()
         self._out.ask_policy()
 
@@ -173,6 +178,8 @@ class Machine:
             self._drain.due()
         elif event.key == HURRY:
             self._drain.hurry(event.at)
+        elif event.key == RELEASE:
+            self.leftover.due()
         elif event.key in self._policy_keys:
             self._out.ask_policy()
         else:

@@ -17,7 +17,17 @@ from hpcsched import mechanisms
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, Kill, Launch, MakePlan, Resize, SetTimer, Suspend, Terminate
+from hpcsched.core.actions import (
+    Action,
+    Kill,
+    Launch,
+    MakePlan,
+    ReleaseHosts,
+    Resize,
+    SetTimer,
+    Suspend,
+    Terminate,
+)
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
@@ -27,7 +37,7 @@ from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, 
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.transitions.decisions import PolicyMaker
-from hpcsched.core.transitions.outcome import LOOK
+from hpcsched.core.transitions.outcome import LOOK, RELEASE
 from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
@@ -63,6 +73,7 @@ class Simulation:
         parallel: programs that have said that they are.
         cpus: cores for jobs without GPUs on each host.
         trainings: how the models behave that are trained on CPU cores, by name.
+        release_after_s: see `AgentStarted`.
         make: gives the policy of a name.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
@@ -88,6 +99,7 @@ class Simulation:
         parallel: Iterable[Program] = (),
         cpus: int = 0,
         trainings: Mapping[str, PsTraining] | None = None,
+        release_after_s: float | None = None,
         make: PolicyMaker = make_policy,
     ) -> None:
         mechanisms.load()
@@ -97,25 +109,30 @@ class Simulation:
         self._packing = self.machine.mechanism(Packing)
         self._from_state = machine is not None
         self._stories = stories
-        jobs = tuple(jobs)
-        self._profiles, self._parallel = tuple(profiles), tuple(parallel)
-        self._devices = tuple(
-            Device(index=i, host=f"{SIM_HOST}{i // gpus + 1}", kind="simulated", handle=str(i % gpus))
-            for i in range(gpus * nodes)
-        )
-        self._cores = tuple(
-            HostCores(host=f"{SIM_HOST}{i + 1}", own=tuple(range(cpus))) for i in range(nodes if cpus else 0)
+        jobs, self._profiles = tuple(jobs), tuple(profiles)
+        hosts = [f"{SIM_HOST}{i + 1}" for i in range(nodes)]
+        now: dict[str, Any] = {"rules": ev.RULES, "at": 0.0, "wall": 0.0}
+        self._started = ev.AgentStarted(
+            **now,
+            devices=tuple(
+                Device(index=i, host=hosts[i // gpus], kind="simulated", handle=str(i % gpus))
+                for i in range(gpus * nodes)
+            ),
+            policy=policy,
+            policy_options=dict(options or {}),
+            parallel=tuple(parallel),
+            cores=tuple(HostCores(host=host, own=tuple(range(cpus))) for host in hosts if cpus),
+            release_after_s=release_after_s,
+            stays=hosts[0],
         )
         self._truth = Truth(self.machine, truth, trainings)
-        self._policy, self._options = policy, dict(options or {})
         self._watch, self._source, self._metrics = watch, source, metrics
-        self._interference = interference or Interference()
+        self._interference, self._sequence = interference or Interference(), 0
         self._agenda: list[tuple[float, int, ev.Event | None]] = []
         """What is to come; None is a look at how far the jobs are."""
-        self._sequence = 0
         self._observed_at = -1.0
         timers = (one.timer for one in self.machine.ledger.mechanisms)
-        self._dues = dict.fromkeys([LOOK, *(key for key in timers if key)], -1.0)
+        self._dues = dict.fromkeys([LOOK, RELEASE, *(key for key in timers if key)], -1.0)
         self._looks = False
         self._slowed = False
         """Whether some job does not have all of its own speed."""
@@ -173,18 +190,7 @@ class Simulation:
         return self.machine
 
     def _begin(self) -> None:
-        self._feed(
-            ev.AgentStarted(
-                rules=ev.RULES,
-                at=0.0,
-                wall=0.0,
-                devices=self._devices,
-                policy=self._policy,
-                policy_options=self._options,
-                parallel=self._parallel,
-                cores=self._cores,
-            )
-        )
+        self._feed(self._started)
         self._feed(ev.ProfilesLoaded(at=0.0, profiles=self._profiles))
         self._feed(ev.JobsSubmitted(at=0.0, first_id=1, jobs=self._at_once))
         self._await_jobs()
@@ -315,6 +321,8 @@ class Simulation:
                 self._launch(action)
             case MakePlan():
                 self._feed(ev.PlanMade(at=self.machine.run.now, plan=self.machine.make_plan()))
+            case ReleaseHosts(hosts=hosts):
+                self._schedule(ev.HostsReleased(at=self.machine.run.now, hosts=hosts))
             case Resize():
                 self._resize(action, self._runs[action.job_id])
             case Suspend(job_id=job_id):

@@ -50,6 +50,8 @@ class FakeJob:
     """Slurm's `Reason`."""
     preempted: float | None = None
     """Since when it is, as Unix time."""
+    hosts: tuple[str, ...] = ("node1", "node2")
+    """The first one runs the batch script."""
 
 
 @dataclass
@@ -119,13 +121,15 @@ class FakeSlurmCommands:
             end = "Unknown" if job.end is None else slurm_time(job.end)
             shown = f"JobId={job.id} JobName=x Account=(null) Partition=main TimeLimit=00:10:00 NumNodes=2"
             shown += f" JobState={job.state} Reason={job.why or 'None'} Restarts={job.restarts}"
-            shown += f" PreemptTime={stamp} EndTime={end}"
+            shown += f" PreemptTime={stamp} EndTime={end} NodeList={','.join(job.hosts)}"
             detail = "   Nodes=node[1-2] CPU_IDs=0-3 Mem=0 GRES=gpu:6(IDX:0-5)" if "--details" in argv else ""
             return CommandOutput(0, f"{shown}{detail} WorkDir=/tmp TresPerNode=gres:gpu:6 \n")
         if "requeue" in argv:
             if not job.requeueable:
                 return CommandOutput(1, "", f"Requested operation is presently disabled for job {job.id}\n")
             job.state, job.restarts = "PENDING", job.restarts + 1
+        elif argv[-1].startswith("NodeList="):
+            return self._shrink(job, tuple(argv[-1].removeprefix("NodeList=").split(",")))
         elif "update" in argv:
             job.comment = argv[-1].removeprefix("Comment=")
         elif "write" in argv:
@@ -133,6 +137,12 @@ class FakeSlurmCommands:
 
             Path(argv[-1]).write_text("#!/bin/sh\n#SBATCH --nodes=2\ntrue\n")
         return CommandOutput(0, "")
+
+    def _shrink(self, job: FakeJob, hosts: tuple[str, ...]) -> CommandOutput:
+        if job.hosts[0] not in hosts or not set(hosts) <= set(job.hosts):
+            return CommandOutput(1, "", f"Invalid node name specified for job {job.id}\n")
+        job.hosts = hosts
+        return CommandOutput(0, "To reset Slurm environment variables, execute\n")
 
     def _sbatch(self, argv: Sequence[str]) -> CommandOutput:
         return CommandOutput(0, self.cluster.submit() + "\n")
@@ -166,6 +176,12 @@ class FakeLsfCommands:
             return CommandOutput(
                 0, f"Job <{self.cluster.submit()}> is submitted to default queue <normal>.\n"
             )
+        if argv[0] == "bresize":
+            job, gone = self.cluster.jobs[argv[-1]], argv[-2].split()
+            if not set(gone) <= set(job.hosts[1:]):
+                return CommandOutput(255, "", f"<{argv[-2]}>: Bad host specification. Request not sent\n")
+            job.hosts = tuple(host for host in job.hosts if host not in gone)
+            return CommandOutput(0, "Job resize request is submitted.\n")
         if argv[0] == "bhist":
             return CommandOutput(0, self.history)
         if argv[0] == "bparams":

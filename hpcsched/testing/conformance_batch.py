@@ -13,12 +13,13 @@ from hpcsched.errors import BatchError
 class BatchConformance:
     """Tests over the batch systems that the methods without `test_` give.
 
-    `comes_back`, `tells_lives`, `copies_script`: what this kind can do at all.
+    `comes_back`, `tells_lives`, `copies_script`, `gives_back`: what this kind can do at all.
     """
 
     comes_back = True
     tells_lives = True
     copies_script = True
+    gives_back = True
 
     def inside(self, *, end: float | None, requeueable: bool = True) -> BatchSystem:
         """Asked from inside a job on two hosts, that is to end then."""
@@ -110,6 +111,19 @@ class BatchConformance:
             assert self.inside(end=None).submit_next(None)
         else:
             self.refuses(lambda: self.inside(end=None).submit_next(None))
+
+    def test_a_host_is_given_back(self) -> None:
+        batch = self.inside(end=None)
+        first, second = (host.name for host in batch.allocation().hosts)
+        if not self.gives_back:
+            self.refuses(lambda: batch.release([second]))
+            return
+        assert batch.takes_back
+        self.refuses(lambda: batch.release([first]))
+        self.refuses(lambda: batch.release(["no-such-host"]))
+        batch.release([second])
+        self.refuses(lambda: batch.release([second]))
+        self.refuses(lambda: self.silent().release([second]))
 
     def test_a_comment_never_hurts(self) -> None:
         self.inside(end=None).comment("two\nlines, \x1b[31m and é " + "long" * 1000)

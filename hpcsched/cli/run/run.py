@@ -64,6 +64,8 @@ _CPUS_PER_GPU = "CPU cores reserved for the jobs of each GPU; jobs without GPUs 
 _MARGIN = "Safety margin before the end of the allocation, besides the time to save: seconds (60)."
 
 
+_RELEASE = "Give nodes back to the batch system that nothing could use for so many minutes; default: never."
+
 _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; failed jobs run again."
 
 KEPT_SEARCH = "search.toml"
@@ -110,6 +112,7 @@ KEPT_SEARCH = "search.toml"
 @option("--pyslurm", metavar="W", default="auto", help="auto, or off: Slurm's commands only.")
 @option("--warm", metavar="N", default="auto", help="Warm processes on each host: auto, off or a number.")
 @option("--cpus-per-gpu", metavar="N", type=click.IntRange(min=0), default=8, help=_CPUS_PER_GPU)
+@option("--release-idle-nodes", metavar="MINUTES", type=Number(min=0), help=_RELEASE)
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
 @option(
     "--compare", metavar="P,...", multiple=True, help="At the end, compare with these policies, simulated."
@@ -167,6 +170,7 @@ def conduct(
     report: Callable[[Any], int] | None = None,
     keep: Callable[[Any, Path], None] | None = None,
     update: bool = False,
+    release_idle_nodes: float | None = None,
     environment: PythonEnvironment | None = None,
     command: str = "run",
     root: Path | None = None,
@@ -243,6 +247,7 @@ def conduct(
         checkpoints=checkpoints.absolute() if checkpoints else None,
         standbys=warm_processes(warm),
         cpus_per_gpu=cpus_per_gpu,
+        release_idle_s=None if release_idle_nodes is None else 60 * release_idle_nodes,
         environment=environment,
         source=source,
     )

@@ -117,6 +117,12 @@ class Mechanism:
     def lost(self, gpu: int, why: str) -> None:
         """A GPU is lost; jobs that are `on` it know by now."""
 
+    def host_away(self, host: str) -> None:
+        """A host on which nothing runs is being given back to the batch system."""
+
+    def host_back(self, host: str) -> None:
+        """The batch system has not taken it: it can be used again."""
+
     def redefined(self, job: Job) -> None:
         """A job that does not run has got another strategy."""
 
@@ -137,6 +143,10 @@ class Mechanism:
     def changed_to(self, job: Job, target: Target) -> tuple[Why, Mapping[str, Any]]:
         """The line of the story of a job that has gone over to `target` in place."""
         raise NotImplementedError
+
+    def may_grow(self, job: Job) -> bool:
+        """Whether a job that runs, and has got no more GPUs though some were free, may get more by it."""
+        return False
 
     def met(self, job: Job) -> None:
         """An attempt has begun, or holds other GPUs."""

@@ -29,6 +29,10 @@ class Ledger:
         self.lost: dict[int, str] = {}
         """By lost device, why."""
         self._lost_devices: dict[int, Device] = {}
+        self._away: dict[int, Device] = {}
+        """Devices of hosts that are given back."""
+        self.moves = 0
+        """How often it has changed which devices there are, or which are free."""
         self.free = FreeGpus({}, ())
         self.host_cores: Mapping[str, HostCores] = {}
         """By host its cores and memory, as far as they are known."""
@@ -67,7 +71,7 @@ class Ledger:
     def begin_life(self, devices: Iterable[Device], cores: Iterable[HostCores] = ()) -> None:
         """Begin with these devices, and these cores and memory of their hosts; nobody holds any."""
         self.host_cores = {host.host: host for host in cores}
-        self.lost, self._lost_devices = {}, {}
+        self.lost, self._lost_devices, self._away = {}, {}, {}
         healthy = {device.index: device for device in devices}
         self._have(healthy, healthy)
 
@@ -86,7 +90,20 @@ class Ledger:
         free = self.free if self._own.on(gpu) else self.free | {gpu}
         self._have({index: all_of_them[index] for index in sorted(all_of_them)}, free)
 
+    def put_away(self, gpus: Iterable[int]) -> None:
+        """Use these free devices no more: their host is given back."""
+        self._away.update((gpu, self.devices[gpu]) for gpu in gpus)
+        left = {index: device for index, device in self.devices.items() if index not in self._away}
+        self._have(left, self.free - self._away.keys())
+
+    def take_back(self, gpus: Iterable[int]) -> None:
+        """Use these devices again, which nobody has had meanwhile."""
+        back = {gpu: self._away.pop(gpu) for gpu in gpus}
+        all_of_them = {**self.devices, **back}
+        self._have({index: all_of_them[index] for index in sorted(all_of_them)}, self.free | back.keys())
+
     def _have(self, devices: dict[int, Device], free: Iterable[int]) -> None:
+        self.moves += 1
         self.devices, self.free = devices, FreeGpus(devices, free)
         self._healthy = self.by_host(devices)
 
@@ -101,11 +118,13 @@ class Ledger:
 
     def take(self, gpu: int) -> None:
         """Give a free device to somebody."""
+        self.moves += 1
         self.free.remove(gpu)
 
     def give_back(self, gpu: int) -> None:
         """Have a device free again, unless it was lost meanwhile."""
         if gpu in self.devices:
+            self.moves += 1
             self.free.add(gpu)
 
     def free_by_host(self) -> GpusByHost:
@@ -212,6 +231,11 @@ class Ledger:
     def on(self, gpu: int) -> list[int]:
         """Ids of the jobs that use a GPU in any way."""
         return [job_id for one in self.mechanisms for job_id in one.on(gpu)]
+
+    def in_use(self, host: str) -> bool:
+        """Whether a job uses a GPU of a host in any way, a lost one too."""
+        there = (*self.devices.items(), *self._lost_devices.items())
+        return any(device.host == host and self.on(gpu) for gpu, device in there)
 
     def dequeue(self, job: Job) -> None:
         """Take a job out of the queue, if it is in one."""

@@ -57,6 +57,15 @@ class WaitingQueue:
             heappop(heap)
         return heap[0] if heap else None
 
+    @property
+    def changes(self) -> int:
+        """A number that is another one whenever a job has come or gone."""
+        return 2 * self._issued - len(self._tickets)
+
+    def asked(self) -> list[tuple[int, int, Needs | None]]:
+        """What waiting jobs ask for, each once: a GPU count on each of so many hosts, and needs."""
+        return [key for key, heap in self._heaps.items() if self._head(heap)]
+
     def first(self) -> int | None:
         """The job that has waited longest, or None."""
         heads = [head for heap in self._heaps.values() if (head := self._head(heap))]

@@ -48,6 +48,10 @@ class Rooms:
         """The same, were all GPUs, cores and memory free."""
         return self._room(job.spec.needs) if self._counts(job.spec.needs) else None
 
+    def for_needs(self, needs: Needs | None) -> Room:
+        """The GPUs of each host that a job with such needs could have, were all of them free."""
+        return self._room(needs) if self._counts(needs) else self._ledger.capacity().by_host()
+
     def most_for(self, job: Job) -> int:
         """The GPUs that a job's hosts could each give it, were all of them free."""
         return self._ledger.capacity().most(job.spec.nodes, room=self.at_most(job))

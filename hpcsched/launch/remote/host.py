@@ -64,8 +64,9 @@ class RemoteHost:
     of its loss, `join_by` the earliest at which it counts as absent, `broke_at` of the break of its
     connection (None while there is one; `closed`: not by silence).
     `leaving`: lost, but its node agent ends its jobs in good order and reports. `gone`: the node agent has
-    sent its last message. `fenced`: no process of the run can live there any more. `told_keeping`: the jobs
-    whose state is being made durable there, by its last message about that.
+    sent its last message. `releasing`: the batch system is asked to take the host back, or has it; its end
+    is no loss then. `fenced`: no process of the run can live there any more. `told_keeping`: the jobs whose
+    state is being made durable there, by its last message about that.
     """
 
     name: str
@@ -82,6 +83,7 @@ class RemoteHost:
     join_by: float = 0.0
     leaving: bool = False
     gone: bool = False
+    releasing: bool = False
     broke_at: float | None = None
     closed: bool = False
     fenced: bool = False

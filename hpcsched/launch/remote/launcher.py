@@ -234,7 +234,29 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
 
     def lost(self) -> Mapping[str, str]:
         """The reason of the loss of each lost host, by host."""
-        return {node.name: node.why for node in self._nodes.values() if node.why}
+        return {node.name: node.why for node in self._nodes.values() if node.why and not node.releasing}
+
+    def keeps(self, host: str) -> bool:
+        """Whether the newest state of a job is still in a host's memory alone."""
+        return bool(self._nodes[host].keeping)
+
+    def releasing(self, hosts: Sequence[str]) -> None:
+        """The batch system is asked to take hosts back: the end of their node agents is no loss."""
+        for host in hosts:
+            self._nodes[host].releasing = True
+
+    def released(self, hosts: Sequence[str]) -> None:
+        """The batch system has hosts back: what may be left of their node agents is told to leave."""
+        for node in (self._nodes[host] for host in hosts):
+            if node.up:
+                self._lose(node, "given back to the batch system")
+
+    def stay(self, hosts: Sequence[str]) -> None:
+        """The batch system has not taken hosts back; those whose node agents have ended are lost."""
+        for node in (self._nodes[host] for host in hosts):
+            node.releasing = False
+            if node.why:
+                self._say_once(f"host {node.name} was lost: {node.why}")
 
     def drain(self) -> None:
         """Tell the node agents that nothing starts any more; may be called repeatedly."""

@@ -218,7 +218,8 @@ class HeadSessions:
         node.why, node.lost_at = why, time.monotonic()
         if self._closing:
             return
-        self._say_once(f"host {node.name} was lost: {why}")
+        if not node.releasing:
+            self._say_once(f"host {node.name} was lost: {why}")
         if not (node.leaving or node.gone):
             self._send_away(node)
 

@@ -47,7 +47,8 @@ def cluster(
     job: str, *, end: float | None = None, requeueable: bool = True, answers: bool = True
 ) -> FakeCluster:
     jobs = {name: FakeJob(name, state) for name, state in STATES.items()}
-    jobs[job] = FakeJob(job, end=end, requeueable=requeueable)
+    hosts = ("h1", "h2") if job == LSF_JOB["LSB_JOBID"] else ("node1", "node2")
+    jobs[job] = FakeJob(job, end=end, requeueable=requeueable, hosts=hosts)
     return FakeCluster(jobs, answers=answers)
 
 
@@ -107,12 +108,14 @@ class TestLsfBeforeFields(TestLsf):
 
 
 class TestLsfWithJsrun(TestLsf):
+    gives_back = False
+
     def make(self, known: FakeCluster, environ: dict[str, str]) -> BatchSystem:
         return Lsf(environ, run=FakeLsfCommands(known), launcher="jsrun", hostname="batch5")
 
 
 class TestLocal(BatchConformance):
-    comes_back = tells_lives = copies_script = False
+    comes_back = tells_lives = copies_script = gives_back = False
     launcher = "local"
 
     def inside(self, *, end: float | None, requeueable: bool = True) -> BatchSystem:

@@ -45,7 +45,8 @@ class Allotment:
 
 @dataclass(slots=True)
 class Cores:
-    """The cores of a run: `hosts` have them, `of` is what jobs have.
+    """The cores of a run: `hosts` have them, `of` is what jobs have; those of hosts that are given back are
+    `away`.
 
     `loans` are the CPU slots that are on loan: their host, and what each of their cores counts for.
     """
@@ -53,6 +54,7 @@ class Cores:
     hosts: dict[str, HostCores] = field(default_factory=dict)
     of: dict[int, Allotment] = field(default_factory=dict)
     loans: dict[int, tuple[str, Grant]] = field(default_factory=dict)
+    away: dict[str, HostCores] = field(default_factory=dict)
 
     def there(self, host: str) -> dict[int, int]:
         """What there is of each core of a host, with what is on loan."""

@@ -131,6 +131,14 @@ class Cpu(Mechanism):
         if loan := self.cores.loans.pop(gpu, None):
             self._cores_gone(*loan, why)
 
+    def host_away(self, host: str) -> None:
+        if (cores := self.cores.hosts.pop(host, None)) is not None:
+            self.cores.away[host] = cores
+
+    def host_back(self, host: str) -> None:
+        if (cores := self.cores.away.pop(host, None)) is not None:
+            self.cores.hosts[host] = cores
+
     def redefined(self, job: Job) -> None:
         self.cores.of.pop(job.id, None)
 
@@ -154,6 +162,7 @@ class Cpu(Mechanism):
 
     def begin_life(self, event: ev.AgentStarted) -> None:
         self.cores.hosts, self.cores.loans = {cores.host: cores for cores in event.cores}, {}
+        self.cores.away = {}
 
     def _usage_measured(self, event: ev.UsageMeasured) -> None:
         job = self._run.about(event)

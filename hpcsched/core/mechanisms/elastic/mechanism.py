@@ -83,6 +83,10 @@ class Elastic(Mechanism):
     def started(self, job: Job) -> None:
         self.proposals.grown.pop(job.id, None)
 
+    def may_grow(self, job: Job) -> bool:
+        proposes = job.id in self.proposals.of or job.spec.strategy["kind"] == "vsw"
+        return proposes and self._decisions.rule(self.name) is not None
+
     def decide(self) -> None:
         """Let elastic jobs grow and shrink."""
         if not self.proposals.of or self._decisions.plan_asked:

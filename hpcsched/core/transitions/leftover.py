@@ -1,0 +1,198 @@
+"""The end of a set: GPUs that nothing can use any more, and hosts that are given back for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from hpcsched.core import events as ev
+from hpcsched.core.actions import ReleaseHosts
+from hpcsched.core.jobs import Job
+from hpcsched.core.mechanisms.base import Handlers, Mechanism
+from hpcsched.core.model import JobState
+from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.resources.rooms import Rooms
+from hpcsched.core.run import Run
+from hpcsched.core.transitions.deadline import Deadline
+from hpcsched.core.transitions.outcome import RELEASE, Outcome
+
+READY_WITHIN_S = 60.0
+"""Time in which a program says that it can be suspended, if it ever does (chosen): then it may get more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Free GPUs of a host, and since when (seconds of the run's clock) no job that waits can use them."""
+
+    host: str
+    gpus: tuple[int, ...]
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """A host that the batch system has back since `at` (seconds of the run's clock), with its GPUs."""
+
+    host: str
+    gpus: tuple[int, ...]
+    at: float
+
+
+class Leftover:
+    """Knows which GPUs are left over, and gives hosts of such GPUs alone back where the run may do that.
+
+    A GPU is left over when it is free and no job that waits could ever have it here: jobs that wait for
+    anything else than GPUs (their time, another job, their user, time in this allocation) may yet.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        out: Outcome,
+        ledger: Ledger,
+        *,
+        own: Mechanism,
+        rooms: Rooms,
+        deadline: Deadline,
+    ) -> None:
+        self._run, self._out, self._ledger, self._own, self._rooms = run, out, ledger, own, rooms
+        self._deadline = deadline
+        self.after_s: float | None = None
+        """Seconds for which a host must have been left over to be given back; None: none ever is."""
+        self.stays = ""
+        """The host that cannot be given back."""
+        self.given_back: list[GivenBack] = []
+        """All hosts that were given back, in all lives."""
+        self._idle: dict[str, Idle] = {}
+        self._leaving: dict[str, tuple[int, ...]] = {}
+        """Hosts that the batch system is asked to take back, and their GPUs."""
+        self._seen: tuple[int, ...] = ()
+        self._due = -1.0
+
+    def handlers(self) -> Handlers:
+        """The events that it handles."""
+        return {ev.HostsReleased: self._released, ev.ReleaseFailed: self._failed}
+
+    # --- questions --------------------------------------------------------------------------
+
+    def idle(self) -> list[Idle]:
+        """What is left over, host by host; nothing while a running job may still come to use it."""
+        if not self._idle or any(map(self.may_grow, self._run.active.values())):
+            return []
+        return list(self._idle.values())
+
+    def could_go(self) -> list[Idle]:
+        """The hosts of these that have nothing to do at all; one host, and the one that stays, never go."""
+        whole = [idle for idle in self.idle() if self._whole(idle)]
+        return whole if len(whole) < len(self._ledger.host_names) else whole[1:]
+
+    def may_grow(self, job: Job) -> bool:
+        """Whether a running job may still get more GPUs than it has, though the policy has left them free."""
+        if job.spec.cpus is not None or job.width >= job.limits(self._rooms.most_for(job))[1]:
+            return False
+        if job.state is not JobState.RUNNING or job.target or job.wanted:
+            return True
+        if not job.ready:
+            return self._run.now < job.current.start_s + READY_WITHIN_S
+        return self._planned_to_grow(job) or any(grows(job) for grows in self._ledger.hooks("may_grow"))
+
+    def _planned_to_grow(self, job: Job) -> bool:
+        plan = self._run.plan
+        if plan is None or plan.news != self._run.news:
+            return False
+        return any(
+            stage.until > self._run.now and stage.gpus.get(job.id, 0) > job.width for stage in plan.stages
+        )
+
+    def _whole(self, idle: Idle) -> bool:
+        """Whether all of a host is left over, and it can be given back."""
+        host = idle.host
+        if host == self.stays or len(idle.gpus) < self._ledger.gpus_on(host):
+            return False
+        if self._ledger.in_use(host):
+            return False
+        return not any(seat.host == host for job in self._run.active.values() for seat in job.current.seats)
+
+    # --- changes ----------------------------------------------------------------------------
+
+    def begin_life(self, event: ev.AgentStarted) -> None:
+        """Begin with the hosts of another agent."""
+        self.after_s, self.stays = event.release_after_s, event.stays
+        self._idle, self._leaving, self._seen, self._due = {}, {}, (), -1.0
+
+    def watch(self) -> None:
+        """Note what is left over now; called after each event."""
+        run, queue, ledger = self._run, self._own.queue, self._ledger
+        seen = (ledger.moves, queue.changes, run.unfinished, len(run.active), self._deadline.draining)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        before, self._idle = self._idle, {}
+        if run.finished or self._deadline.draining or run.unfinished - len(run.active) > len(queue):
+            return
+        for host, gpus in self._unusable():
+            known = before.get(host)
+            same = known is not None and known.gpus == gpus
+            self._idle[host] = known if known and same else Idle(host, gpus, run.now)
+        if self.after_s is not None:
+            self._look_in_time(self.after_s)
+
+    def _unusable(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The free GPUs of each host that no job in the queue could have, were all others over."""
+        if not self._ledger.free:
+            return
+        wanted: set[str] = set()
+        for count, nodes, needs in self._own.queue.asked():
+            rooms = self._rooms.for_needs(needs)
+            enough = [host for host, gpus in rooms.items() if gpus >= count]
+            wanted.update(enough if len(enough) >= nodes else ())
+        for host in self._ledger.host_names:
+            if host not in wanted and (gpus := self._ledger.free.on(host)):
+                yield host, tuple(gpus)
+
+    def _look_in_time(self, after_s: float) -> None:
+        """Have `due` called when the next host has been left over for long enough."""
+        now = self._run.now
+        whole = (idle for idle in self._idle.values() if self._whole(idle))
+        at = min((idle.since + after_s for idle in whole), default=None)
+        # What was left over for longer is looked at when that look comes.
+        if at is not None and not (self._due > now and not now < at < self._due):
+            self._look_at(max(at, now))
+
+    def _look_at(self, at: float) -> None:
+        self._due = at
+        self._out.set_timer(RELEASE, at)
+
+    def due(self) -> None:
+        """A timer has run out: give back what has been left over for long enough."""
+        after_s, now = self.after_s, self._run.now
+        if after_s is None or self._deadline.draining or now < self._due:
+            return
+        if hosts := [idle for idle in self.could_go() if idle.since + after_s <= now]:
+            self._leave(hosts)
+        elif self._idle and self._run.active:  # somebody may still grow
+            self._look_at(now + max(after_s, READY_WITHIN_S))
+
+    def _leave(self, hosts: Iterable[Idle]) -> None:
+        for idle in hosts:
+            self._leaving[idle.host] = idle.gpus
+            self._ledger.put_away(idle.gpus)
+            for away in self._ledger.hooks("host_away"):
+                away(idle.host)
+        self._run.count_news()
+        self._out.ask_policy()
+        self._out.ask(ReleaseHosts, hosts=tuple(idle.host for idle in hosts))
+
+    def _released(self, event: ev.HostsReleased) -> None:
+        for host in event.hosts:
+            if gpus := self._leaving.pop(host, None):
+                self.given_back.append(GivenBack(host, gpus, event.at))
+
+    def _failed(self, event: ev.ReleaseFailed) -> None:
+        for host in event.hosts:
+            if gpus := self._leaving.pop(host, None):
+                self._ledger.take_back(gpus)
+                for back in self._ledger.hooks("host_back"):
+                    back(host)
+        self._run.count_news()
+        self._out.ask_policy()
