@@ -21,6 +21,7 @@ from hpcsched.core.model import Attempt, JobState
 from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.printing import printable
 from hpcsched.report.drawing import INK, PALETTE, MissingExtra
+from hpcsched.report.idle import Idle
 from hpcsched.report.result import JobResult, Result
 from hpcsched.report.tables import duration, steps_done, stretches, time_format
 from hpcsched.store.batches import Decision
@@ -78,6 +79,7 @@ class RunPage:
             resources=self._resources(),
             gantt=None if self.gantt is None else _inline(self.gantt, next(numbers)),
             jobs=_job_table(self.result, self.efficiencies) if self.result.jobs else None,
+            idle=_idle_table(self.result.idle) if self.result.idle else None,
             configurations=[_of_cores(history, next(numbers)) for history in self.configurations],
             histories=[_of_batches(history, next(numbers)) for history in self.histories],
             ink=INK,
@@ -107,6 +109,8 @@ class RunPage:
         ]
         if r.on_gpus:
             tiles += [("GPU-hours", f"{r.gpu_hours:.2f}"), ("utilisation", f"{r.utilisation:.0%}")]
+            if r.idle and r.idle.gpu_hours:
+                tiles.append(("GPU-hours idle", f"{r.idle.gpu_hours:.2f}"))
         if r.core_hours is not UNSET:
             tiles.append(("core-hours", f"{r.core_hours:.2f}"))
         tiles += [
@@ -155,6 +159,29 @@ def _template() -> Template:
         keep_trailing_newline=True,
     )
     return environment.get_template("page.html.jinja")
+
+
+def _idle_table(idle: Idle) -> _Table | None:
+    """The GPU time that nobody used, by host; None if it was all used."""
+    if not idle.gpu_hours and not idle.given_back_gpu_hours:
+        return None
+    backs = [host.given_back_s for host in idle.hosts.values() if host.given_back_s is not None]
+    unit, clock = time_format(backs)
+    heads = ["host", "GPUs", "GPU-hours idle", "nothing to start", f"given back {unit}".rstrip()]
+    rows = [
+        _row(
+            [
+                name,
+                str(host.gpus),
+                f"{host.gpu_hours:.2f}",
+                f"{host.left_over_gpu_hours:.2f}",
+                clock(host.given_back_s),
+            ],
+            {0: "left name"},
+        )
+        for name, host in idle.hosts.items()
+    ]
+    return _Table(_row(heads, {0: "left"}), rows)
 
 
 def _job_table(result: Result, efficiencies: Mapping[int, float]) -> _Table:

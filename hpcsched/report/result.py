@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from hpcsched.core.mechanisms.cpu.layout import cores_of
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobSpec, JobState
+from hpcsched.report.idle import Idle
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +93,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     `label` is what tables and charts call it where that is not the policy's name. `gap` is how far the
     makespan is above `lower_bound_s`, as a share of the bound, and `jct_gap` the same of the mean JCT and
     `mean_jct_bound_s`; None without a bound. `jobs` is empty where only the measures were asked for.
+    `idle` is the GPU time that nobody used, left out where only the measures were asked for.
     `core_hours`, and by host the `cores` for jobs on CPU cores, are left out where there were no such jobs.
     """
 
@@ -124,6 +126,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     background_gpu_hours: float = 0.0
     core_hours: float | UnsetType = UNSET
     cores: dict[str, float] | UnsetType = UNSET
+    idle: Idle | UnsetType = UNSET
     jobs: tuple[JobResult, ...]
 
     @property
@@ -179,6 +182,8 @@ def summarise(
     now_s: float = 0.0,
     keep_jobs: bool = True,
     cores: Mapping[str, float] = NOTHING,
+    away_gpu_s: Callable[[float], float] = lambda end_s: 0.0,
+    idle: Idle | UnsetType = UNSET,
 ) -> Result:
     """The measures of a set of jobs; times are seconds of the run's clock, which begins at 0.
 
@@ -197,7 +202,8 @@ def summarise(
         a lost host do not count.
     gpu_hours: leased GPUs x time, summed over the attempts.
     core_hours: CPU cores x time of the jobs on CPU cores, summed over the attempts.
-    utilisation: leased GPU-seconds as a share of gpus x makespan; 0 without GPUs.
+    utilisation: leased GPU-seconds as a share of gpus x makespan, less what GPUs of hosts that were given
+        back were not in the run for; 0 without GPUs.
     overhead_share: seconds of all starts, resumes and suspends, and of standing still for changes in
         place, summed over the jobs (not weighted by GPUs), over the makespan. This is MARBLE's section
         VII-D.1, whose "total training time" is the makespan (VII-D.2 puts 5.22 s of monitoring at 1.05 %
@@ -217,6 +223,8 @@ def summarise(
         now_s: until when attempts that have not ended are counted.
         keep_jobs: off leaves the jobs themselves out, which takes less time and memory for many.
         cores: the CPU cores by host that there are for jobs that need no GPU.
+        away_gpu_s: the GPU-seconds until a time for which GPUs were not in the run any more.
+        idle: what is known of the GPU time that nobody used.
     """
     jobs = list(jobs)
     guests = [job for job in jobs if job.spec.background]
@@ -233,6 +241,7 @@ def summarise(
         if keep_jobs:
             kept.append(_job(job, measures))
     mean_jct_s = _mean(tally.jcts)
+    there_s = gpus * end_s - away_gpu_s(end_s)
     return Result(
         policy=policy,
         label=label,
@@ -240,7 +249,7 @@ def summarise(
         makespan_s=end_s,
         mean_jct_s=mean_jct_s,
         gpu_hours=tally.gpu_hours,
-        utilisation=tally.gpu_hours * 3600 / (gpus * end_s) if gpus and end_s else 0.0,
+        utilisation=tally.gpu_hours * 3600 / there_s if there_s > 0 else 0.0,
         overhead_share=tally.overhead_s / end_s if end_s else 0.0,
         lower_bound_s=lower_bound_s,
         gap=_gap(end_s, lower_bound_s),
@@ -261,6 +270,7 @@ def summarise(
         background_end_s=last_s if guests else None,
         background_gpu_hours=beside.gpu_hours,
         core_hours=tally.core_hours,
+        idle=idle,
         cores=dict(cores) if tally.core_hours is not UNSET else UNSET,
         jobs=tuple(kept),
     )

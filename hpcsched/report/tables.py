@@ -13,6 +13,8 @@ from msgspec import UNSET
 from hpcsched.core.model import JobState, Role
 from hpcsched.report.result import AttemptResult, JobResult, Result
 
+_SHOWN_H = 0.005
+"""Fewer GPU-hours would be shown as none."""
 _HOUR_S = 3600
 _GAP = "  "
 
@@ -207,6 +209,8 @@ def headline(result: Result) -> str:
     if result.on_gpus:
         parts.append(f"{result.gpu_hours:.2f} GPU-hours")
         parts.append(f"utilisation {result.utilisation:.0%}")
+        if result.idle and result.idle.given_back_gpu_hours >= _SHOWN_H:
+            parts.append(f"{result.idle.given_back_gpu_hours:.2f} GPU-hours given back")
     if result.core_hours is not UNSET:
         parts.append(f"{result.core_hours:.2f} core-hours")
     if result.gap is not None:

@@ -29,6 +29,7 @@ from hpcsched.store.status import (
     CoresStatus,
     GpuStatus,
     JobStatus,
+    LeftOver,
     MeasuredGpu,
     RunStatus,
     StatusPage,
@@ -92,6 +93,11 @@ class SnapshotWriter:
             clock_s=round(now, 3),
             speed=self._speed,
             lost_gpus={str(gpu): why for gpu, why in machine.ledger.lost.items()},
+            left_over=[
+                LeftOver(host=idle.host, gpus=list(idle.gpus), since_s=round(idle.since, 3))
+                for idle in machine.leftover.idle()
+            ],
+            given_back={back.host: round(back.at, 3) for back in machine.leftover.gone},
         )
         page = StatusPage(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
         data = self._encoder.encode(page)

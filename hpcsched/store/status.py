@@ -27,6 +27,14 @@ class AgentStatus(msgspec.Struct, kw_only=True):
     pid: int
 
 
+class LeftOver(msgspec.Struct, kw_only=True, frozen=True):
+    """Free GPUs of a host that no job can use any more, since `since_s` of the run's clock."""
+
+    host: str
+    gpus: list[int]
+    since_s: float
+
+
 class RunStatus(msgspec.Struct, kw_only=True):
     """The run. `state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED.
 
@@ -46,6 +54,9 @@ class RunStatus(msgspec.Struct, kw_only=True):
     """The run's clock when this was written; job times refer to it."""
     speed: float = 1.0
     lost_gpus: dict[str, str] = {}
+    left_over: list[LeftOver] = []
+    given_back: dict[str, float] = {}
+    """By host that the batch system has back: since when, by the run's clock."""
 
 
 class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""`hpcsched explain JOB`: replays the journal through the core and tells the job's story."""
+"""`hpcsched explain [JOB]`: replays the journal through the core and tells the job's story, or the run's."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from hpcsched.core.needs import said_time
 from hpcsched.core.plan import Plan
 from hpcsched.core.saving import how_suspended
 from hpcsched.errors import NoSuchRun, UnknownJob
+from hpcsched.store.rundir import RunDir
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", required=False)
 @dir_option
 @json_option
 @click.pass_context
-def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> int:
+def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool) -> int:
     """Why JOB (id or name) waits, why it has this many GPUs or cores, and what is next for it.
 
+    Without JOB: which GPUs of the run are idle with nothing left that could use them, and what can be done.
     Exit code 3: the run's agent is gone, and jobs are left.
     """
     from hpcsched.policy import make_policy
@@ -40,6 +42,8 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
     if not rundir.journal.exists():
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     machine = replay(rundir.journal, make_policy).machine
+    if job is None:
+        return _explain_run(machine, rundir, as_json=as_json)
     found = machine.run.job_of(job)
     if found is None:
         raise UnknownJob(f"no job {job!r}; `hpcsched status --states all` lists them")
@@ -94,6 +98,19 @@ def explain(ctx: click.Context, job: str, dir_: str | None, as_json: bool) -> in
     say("story (time into the run):")
     for note in found.story:
         say(f"  {clock(note.at):>10}  {note.reason}")
+    return code_of(rundir)
+
+
+def _explain_run(machine: Machine, rundir: RunDir, *, as_json: bool) -> int:
+    from hpcsched.cli.jobs.explain_run import lines_of, page_of
+
+    record = rundir.read_record()
+    if as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(page_of(machine, rundir.root, record)) + b"\n")
+        return code_of(rundir)
+    say(f"run in {rundir.root}, {clock(machine.run.now)} after its beginning")
+    for line in lines_of(machine, rundir.root, record):
+        say(f"  {line}")
     return code_of(rundir)
 
 

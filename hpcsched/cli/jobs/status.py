@@ -256,6 +256,11 @@ def note(found: Status) -> None:
     for why, gpus_ in by_reason.items():
         lost = f"GPU {gpus_[0]} was" if len(gpus_) == 1 else f"GPUs {','.join(gpus_)} were"
         click.echo(f"hpcsched: {lost} lost: {why}", err=True)
+    if run.left_over or run.given_back:
+        from hpcsched.cli.jobs.about_leftover import in_a_line
+
+        for line in in_a_line(run):
+            click.echo(f"hpcsched: {line}", err=True)
     for line in silent_gpus(found):
         click.echo(f"hpcsched: {line}", err=True)
 

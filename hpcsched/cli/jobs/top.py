@@ -17,6 +17,7 @@ import click
 
 from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
 from hpcsched.cli.jobs import about_cpu, batch_job_status
+from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.cli.jobs.status import asked, clock, silent_gpus, steps, where
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError
@@ -223,6 +224,7 @@ class Screen:
         lines = ["  ".join(first), ", ".join(second), self._short(run.dir)]
         if saying := batch_job_status.sentence(run, clock(age_s(run))):
             lines += self._wrapped(f"! {saying}")
+        lines += in_a_line(run)
         for line in silent_gpus(status):
             lines += self._wrapped(f"! {line}")
         return lines

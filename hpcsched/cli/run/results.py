@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
+
+from msgspec import UNSET
 
 from hpcsched.cli.jobs.about_cpu import there
 from hpcsched.core.actions import Action
@@ -15,6 +18,7 @@ from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.mechanisms.sharing.shares import MOST_JOBS, share_of, shares_a_gpu
 from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Role
 from hpcsched.core.profile import Profile
+from hpcsched.report.idle import away_gpu_s, idle_of
 from hpcsched.report.result import Result, summarise
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
@@ -63,6 +67,8 @@ def result_of(
         now_s=machine.run.now,
         keep_jobs=keep_jobs,
         cores=there(machine),
+        away_gpu_s=partial(away_gpu_s, machine),
+        idle=idle_of(machine) if keep_jobs and gpus else UNSET,
     )
 
 

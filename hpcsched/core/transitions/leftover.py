@@ -64,6 +64,8 @@ class Leftover:
         self.given_back: list[GivenBack] = []
         """All hosts that were given back, in all lives."""
         self._idle: dict[str, Idle] = {}
+        self._past_s: dict[str, float] = {}
+        """By host the GPU-seconds that were left over before what is now."""
         self._leaving: dict[str, tuple[int, ...]] = {}
         """Hosts that the batch system is asked to take back, and their GPUs."""
         self._seen: tuple[int, ...] = ()
@@ -81,10 +83,22 @@ class Leftover:
             return []
         return list(self._idle.values())
 
+    def gpu_seconds(self) -> dict[str, float]:
+        """By host for how many GPU-seconds of the run GPUs have been left over, until now."""
+        total = dict(self._past_s)
+        for host, idle in self._idle.items():
+            total[host] = total.get(host, 0.0) + self._lasted_s(idle)
+        return total
+
     def could_go(self) -> list[Idle]:
         """The hosts of these that have nothing to do at all; one host, and the one that stays, never go."""
         whole = [idle for idle in self.idle() if self._whole(idle)]
         return whole if len(whole) < len(self._ledger.host_names) else whole[1:]
+
+    @property
+    def gone(self) -> list[GivenBack]:
+        """The hosts that were given back in this life."""
+        return [back for back in self.given_back if back.at >= self._run.lives[-1].at]
 
     def may_grow(self, job: Job) -> bool:
         """Whether a running job may still get more GPUs than it has, though the policy has left them free."""
@@ -118,7 +132,8 @@ class Leftover:
     def begin_life(self, event: ev.AgentStarted) -> None:
         """Begin with the hosts of another agent."""
         self.after_s, self.stays = event.release_after_s, event.stays
-        self._idle, self._leaving, self._seen, self._due = {}, {}, (), -1.0
+        self._become({})
+        self._leaving, self._seen, self._due = {}, (), -1.0
 
     def watch(self) -> None:
         """Note what is left over now; called after each event."""
@@ -127,15 +142,24 @@ class Leftover:
         if seen == self._seen:
             return
         self._seen = seen
-        before, self._idle = self._idle, {}
-        if run.finished or self._deadline.draining or run.unfinished - len(run.active) > len(queue):
-            return
-        for host, gpus in self._unusable():
-            known = before.get(host)
-            same = known is not None and known.gpus == gpus
-            self._idle[host] = known if known and same else Idle(host, gpus, run.now)
+        now: dict[str, Idle] = {}
+        if not (run.finished or self._deadline.draining or run.unfinished - len(run.active) > len(queue)):
+            for host, gpus in self._unusable():
+                known = self._idle.get(host)
+                now[host] = known if known and known.gpus == gpus else Idle(host, gpus, run.now)
+        self._become(now)
         if self.after_s is not None:
             self._look_in_time(self.after_s)
+
+    def _become(self, now: dict[str, Idle]) -> None:
+        """From now on these are left over."""
+        for host, idle in self._idle.items():
+            if now.get(host) is not idle:
+                self._past_s[host] = self._past_s.get(host, 0.0) + self._lasted_s(idle)
+        self._idle = now
+
+    def _lasted_s(self, idle: Idle) -> float:
+        return len(idle.gpus) * (self._run.now - idle.since)
 
     def _unusable(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """The free GPUs of each host that no job in the queue could have, were all others over."""

@@ -1,0 +1,36 @@
+"""What `status`, `top` and `explain` say of GPUs that are left over, and of hosts that were given back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hpcsched.cli.common import plural
+from hpcsched.cli.jobs.status import clock
+from hpcsched.printing import spans
+from hpcsched.store.status import LeftOver, RunStatus
+
+MOST_HOSTS = 3
+"""Hosts that are named; of more it is said how many they are."""
+
+
+def in_a_line(run: RunStatus) -> list[str]:
+    """What is left over, and what was given back, in at most one line each."""
+    lines = []
+    if run.left_over and run.state == "RUNNING":
+        gpus = sum(len(one.gpus) for one in run.left_over)
+        for_s = run.clock_s - max(one.since_s for one in run.left_over)
+        what = f"{plural(gpus, 'GPU')} idle with nothing left that could use {'it' if gpus == 1 else 'them'}"
+        lines.append(f"{what}, for {clock(max(0.0, for_s))} or longer: {where(run.left_over)}")
+    if run.given_back:
+        lines.append(f"given back to {run.allocation.get('kind')}: {_some(list(run.given_back))}")
+    return lines
+
+
+def where(left_over: Sequence[LeftOver]) -> str:
+    """The GPUs, host by host."""
+    return _some([f"{spans(one.gpus)} on {one.host}" for one in left_over], "; ")
+
+
+def _some(words: list[str], between: str = ", ") -> str:
+    more = [f"{len(words) - MOST_HOSTS} more hosts"] if len(words) > MOST_HOSTS else []
+    return between.join([*words[:MOST_HOSTS], *more])

@@ -1,0 +1,95 @@
+"""GPU time that nobody used, host by host, and how much of it while nothing was left to start."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from hpcsched.core.machine import Machine
+
+
+class HostIdle(msgspec.Struct, frozen=True, kw_only=True):
+    """A host: its GPUs, and GPU-hours in which no job had them; `left_over_gpu_hours` of them no job that
+    waited could use, as at the end of a set. `given_back_s`: when the batch system got it back (seconds of
+    the run's clock); None: not in the last life. What came after that does not count."""
+
+    gpus: int
+    gpu_hours: float
+    left_over_gpu_hours: float
+    given_back_s: float | None = None
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """The same of all hosts together, and by host. `given_back_gpu_hours`: how much time the GPUs of hosts
+    that were given back would else have been in the run."""
+
+    gpu_hours: float
+    left_over_gpu_hours: float
+    given_back_gpu_hours: float
+    hosts: dict[str, HostIdle]
+
+
+def idle_of(machine: Machine) -> Idle:
+    """The idle GPU time of a run, until now or until its last job ended. Lost GPUs count as idle.
+
+    It is all from the journal: which GPUs each life had, and which of them attempts had, in whatever role.
+    """
+    run = machine.run
+    end_s = max((job.ended_s or 0.0 for job in run.jobs.values()), default=0.0) if run.finished else run.now
+    begins = [life.at for life in run.lives]
+    held = [dict[int, list[tuple[float, float]]]() for _ in run.lives]
+    for job in run.jobs.values():
+        for attempt in job.attempts:
+            number = max(0, bisect_right(begins, attempt.start_s) - 1)
+            stretch = attempt.start_s, end_s if attempt.end_s is None else attempt.end_s
+            for gpu in attempt.gpus:
+                held[number].setdefault(gpu, []).append(stretch)
+    backs = machine.leftover.given_back
+    idle_s: dict[str, float] = {}
+    gpus: dict[str, int] = {}
+    for life, next_s, used in zip(run.lives, [*begins[1:], end_s], held, strict=True):
+        gone = {back.host: back.at for back in backs if life.at <= back.at <= next_s}
+        for device in life.devices:
+            until_s = gone.get(device.host, max(life.at, next_s))
+            free_s = _free_s(used.get(device.index, []), life.at, until_s)
+            idle_s[device.host] = idle_s.get(device.host, 0.0) + free_s
+        gpus.update(Counter(device.host for device in life.devices))
+    left_over, last = machine.leftover.gpu_seconds(), {back.host: back.at for back in machine.leftover.gone}
+    hosts = {
+        host: HostIdle(
+            gpus=count,
+            gpu_hours=idle_s[host] / 3600,
+            left_over_gpu_hours=min(left_over.get(host, 0.0), idle_s[host]) / 3600,
+            given_back_s=last.get(host),
+        )
+        for host, count in gpus.items()
+    }
+    return Idle(
+        gpu_hours=sum(host.gpu_hours for host in hosts.values()),
+        left_over_gpu_hours=sum(host.left_over_gpu_hours for host in hosts.values()),
+        given_back_gpu_hours=away_gpu_s(machine, end_s) / 3600,
+        hosts=hosts,
+    )
+
+
+def away_gpu_s(machine: Machine, end_s: float) -> float:
+    """GPU-seconds, of those until `end_s`, for which GPUs were not in the run as their hosts were given back:
+    each until the end of the life in which that was."""
+    begins = [life.at for life in machine.run.lives]
+    total = 0.0
+    for back in machine.leftover.given_back:
+        later = bisect_right(begins, back.at)
+        total += len(back.gpus) * max(0.0, (begins[later] if later < len(begins) else end_s) - back.at)
+    return total
+
+
+def _free_s(held: Sequence[tuple[float, float]], from_s: float, until_s: float) -> float:
+    """Seconds of [from_s, until_s] that are in none of these stretches."""
+    idle_s, reached = 0.0, from_s
+    for start_s, end_s in [*sorted(held), (until_s, until_s)]:
+        idle_s += max(0.0, min(start_s, until_s) - reached)
+        reached = max(reached, end_s)
+    return idle_s
