@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpcsched.core.events import AgentStarted, AttemptEvent
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import Device, Role
+from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
 
 
@@ -19,7 +19,6 @@ class Life:
     at: float
     wall: float
     gpus: int
-    devices: tuple[Device, ...] = ()
 
 
 class Run:
@@ -88,7 +87,7 @@ class Run:
 
     def begin_life(self, event: AgentStarted) -> None:
         """Note that another agent has taken the run over."""
-        self.lives.append(Life(event.at, event.wall, len(event.devices), event.devices))
+        self.lives.append(Life(event.at, event.wall, len(event.devices)))
         self.grace_s, self.run_id = event.grace_s, event.run_id or self.run_id
         self.rules, self.plan = event.rules, None
 

@@ -50,13 +50,14 @@ def idle_of(machine: Machine) -> Idle:
     backs = machine.leftover.given_back
     idle_s: dict[str, float] = {}
     gpus: dict[str, int] = {}
-    for life, next_s, used in zip(run.lives, [*begins[1:], end_s], held, strict=True):
-        gone = {back.host: back.at for back in backs if life.at <= back.at <= next_s}
-        for device in life.devices:
-            until_s = gone.get(device.host, max(life.at, next_s))
-            free_s = _free_s(used.get(device.index, []), life.at, until_s)
+    lives = zip(begins, [*begins[1:], end_s], machine.leftover.devices, held, strict=True)
+    for from_s, next_s, devices, used in lives:
+        gone = {back.host: back.at for back in backs if from_s <= back.at <= next_s}
+        for device in devices:
+            until_s = gone.get(device.host, max(from_s, next_s))
+            free_s = _free_s(used.get(device.index, []), from_s, until_s)
             idle_s[device.host] = idle_s.get(device.host, 0.0) + free_s
-        gpus.update(Counter(device.host for device in life.devices))
+        gpus.update(Counter(device.host for device in devices))
     left_over, last = machine.leftover.gpu_seconds(), {back.host: back.at for back in machine.leftover.gone}
     hosts = {
         host: HostIdle(

@@ -172,6 +172,9 @@ def _measures(results: Sequence[Result]) -> list[_Row]:
     if any(r.on_gpus for r in results):
         rows.append(share("utilisation", lambda r: r.utilisation))
         rows.append(_Row("GPU-hours", [r.gpu_hours for r in results], _hours, _change))
+    if any(r.idle and r.idle.given_back_gpu_hours for r in results):
+        backs = [r.idle.given_back_gpu_hours if r.idle else None for r in results]
+        rows.append(_Row("GPU-hours given back", backs, _hours, _change))
     if any(r.core_hours is not UNSET for r in results):
         rows.append(_Row("core-hours", [r.core_hours or 0.0 for r in results], _hours, _change))
     rows += [

@@ -112,6 +112,7 @@ class Driver:
         kind: str = "test",
         cores: Sequence[int] = (),
         rules: int = ev.RULES,
+        release_after_s: float | None = None,
         **options: Any,
     ) -> None:
         self.machine = Machine(make_policy)
@@ -120,6 +121,7 @@ class Driver:
         self.now = 0.0
         self._policy, self._options, self._grace_s = policy, options, grace_s
         self._reserve_s, self._kind, self._cores, self._rules = reserve_s, kind, tuple(cores), rules
+        self._release_after_s = release_after_s
         self.start_agent(gpus, hosts=hosts, deadline=deadline)
         if profiles := tuple(profiles):
             self.tell(ev.ProfilesLoaded, profiles=profiles)
@@ -170,6 +172,8 @@ class Driver:
             grace_s=self._grace_s,
             saved_steps=saved or {},
             rules=self._rules,
+            release_after_s=self._release_after_s,
+            stays="n1",
         )
 
     def submit(self, *specs: JobSpec) -> list[Action]:
@@ -390,6 +394,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "costs": machine.estimates.costs,
         "lanes": _lanes(machine),
         "packs": machine.mechanism(Packing).packs,
+        "leftover": (machine.leftover.idle(), machine.leftover.gpu_seconds(), machine.leftover.given_back),
         "draining": machine.deadline.draining,
         "deadline": machine.deadline.at,
         "late": machine.waiting.late,

@@ -58,6 +58,8 @@ def check(machine: Machine) -> None:
             assert gpu not in held, f"GPU {gpu} leased to jobs {held[gpu]} and {job.id}"
             held[gpu] = job.id
     assert held == machine.own.holder, "leases and holders differ"
+    idle = {gpu for left in machine.leftover.idle() for gpu in left.gpus}
+    assert idle <= set(machine.ledger.free), "what is left over is not free"
     assert not machine.ledger.free & set(held), "a leased GPU is free"
     assert not machine.ledger.lost.keys() & machine.ledger.devices.keys(), "a lost GPU is used"
     hosts = {device.host: 0 for device in machine.ledger.devices.values()}

@@ -79,6 +79,7 @@ def test_every_setting_can_be_set_and_has_a_default_to_show(tmp_path: Path) -> N
         pyslurm = "off"
         warm = 2
         cpus_per_gpu = 4
+        release_idle_nodes = 10
         python = "/envs/a/bin/python"
         [policy_option]
         promote = "always"

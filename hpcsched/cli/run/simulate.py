@@ -96,6 +96,12 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
     default=0.03,
     help="Slowdown of the foreground job beside it, relative to its speed alone (0.03).",
 )
+@option(
+    "--release-idle-nodes",
+    metavar="MINUTES",
+    type=Number(min=0),
+    help="Give nodes back that nothing could use for so many minutes, as run does; default: never.",
+)
 @click.option("--jobs", "list_jobs", is_flag=True, help="List all jobs of each policy.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw Gantt charts.")
 @option("--database", metavar="F", help="SQLite file with profiles.")
@@ -117,6 +123,7 @@ def simulate(
     device_type: str,
     background_share: float,
     foreground_slowdown: float,
+    release_idle_nodes: float | None,
     list_jobs: bool,
     gantt: Path | None,
     database: str | None,
@@ -150,7 +157,13 @@ def simulate(
         _check_drawable(gantt, len(scenario.jobs))
     chosen = policies.for_simulation(ctx, policy, policy_option, (scenario.policy, scenario.options))
     with naming_the_file(jobs or trace):
-        results = _simulated(scenario, chosen, (background_share, foreground_slowdown), keep=list_jobs)
+        results = _simulated(
+            scenario,
+            chosen,
+            (background_share, foreground_slowdown),
+            release_after_s=None if release_idle_nodes is None else 60 * release_idle_nodes,
+            keep=list_jobs,
+        )
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 
@@ -169,11 +182,17 @@ def simulate(
 
 
 def _simulated(
-    scenario: Scenario, chosen: Mapping[str, dict[str, Any]], sharing: tuple[float, float], *, keep: bool
+    scenario: Scenario,
+    chosen: Mapping[str, dict[str, Any]],
+    sharing: tuple[float, float],
+    *,
+    release_after_s: float | None,
+    keep: bool,
 ) -> list[Result]:
     """The results of the scenario: as it went, if it did, and under each policy.
 
-    `sharing`: what background jobs have beside others, and what they cost these.
+    `sharing`: what background jobs have beside others, and what they cost these. `release_after_s`: see
+    `Simulation`.
     """
     from hpcsched.cli.run.progress import ProgressLine
     from hpcsched.cli.run.results import MOST_STORIES, Bounds, result_of
@@ -197,6 +216,7 @@ def _simulated(
                 policy=name,
                 options=options,
                 interference=interference,
+                release_after_s=release_after_s,
                 stories=len(scenario.jobs) <= MOST_STORIES,
                 watch=progress.watch,
             )

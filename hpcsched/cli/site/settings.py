@@ -35,6 +35,7 @@ DEFAULTS: dict[str, Any] = {
     "pyslurm": "auto",
     "warm": "auto",
     "cpus_per_gpu": 8,
+    "release_idle_nodes": "never",
     "python": "the first in PATH with hpcsched-worker and torch, else hpcsched's own",
 }
 

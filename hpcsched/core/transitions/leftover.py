@@ -9,7 +9,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import ReleaseHosts
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Handlers, Mechanism
-from hpcsched.core.model import JobState
+from hpcsched.core.model import Device, JobState
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.resources.rooms import Rooms
 from hpcsched.core.run import Run
@@ -61,6 +61,8 @@ class Leftover:
         """Seconds for which a host must have been left over to be given back; None: none ever is."""
         self.stays = ""
         """The host that cannot be given back."""
+        self.devices: list[tuple[Device, ...]] = []
+        """The devices of each life of the run."""
         self.given_back: list[GivenBack] = []
         """All hosts that were given back, in all lives."""
         self._idle: dict[str, Idle] = {}
@@ -132,6 +134,7 @@ class Leftover:
     def begin_life(self, event: ev.AgentStarted) -> None:
         """Begin with the hosts of another agent."""
         self.after_s, self.stays = event.release_after_s, event.stays
+        self.devices.append(event.devices)
         self._become({})
         self._leaving, self._seen, self._due = {}, (), -1.0
 

@@ -64,6 +64,8 @@ def test_a_run_as_it_was_is_what_a_simulation_of_its_jobs_shows(policy: str) -> 
     fresh = page(*SET, "--policy", policy)[0]
     assert (was["label"], was["policy"], again["label"]) == ("as it was", policy, "")
     assert again == fresh
+    idle, expected = was.pop("idle"), fresh.pop("idle")
+    assert (idle["gpu_hours"], list(idle["hosts"])) == (expected["gpu_hours"], ["n1"])
     assert {**was, "label": "", "lower_bound_s": None, "jobs": []} == {
         **fresh,
         "lower_bound_s": None,
