@@ -55,7 +55,7 @@ def test_the_job_shrinks_and_comes_back_whole(site: Site) -> None:
     assert "nothing is left that could use host node2: given back to slurm" in log
     assert "was lost" not in log
     # Slurm starts a job that is put back into the queue with the nodes that it asked for at first.
-    site.end_in(job, 50)
+    site.slurm.run("scontrol", "requeue", job)
     site.until(lambda: site.status()["run"]["state"] == "STOPPED")
     site.slurm.wait(job, {"PENDING"})
     site.slurm.start_again(job, "TimeLimit=10")

@@ -121,7 +121,7 @@ def bounds_of(machine: Machine) -> Bounds:
         )
         for job in foreground
     ]
-    hosts = Counter(device.host for device in machine.ledger.devices.values())
+    hosts = Counter(device.host for device in machine.leftover.there_at_first)
     if (
         not jobs
         or len({life.gpus for life in machine.run.lives}) != 1

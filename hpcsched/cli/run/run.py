@@ -343,7 +343,7 @@ def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[s
             (p.model, p.nodes): p for j in machine.run.jobs.values() if (p := machine.estimates.profile(j))
         }
         specs = [job.spec for job in machine.run.jobs.values()]
-        hosts = Counter(device.host for device in machine.ledger.devices.values())
+        hosts = Counter(device.host for device in machine.leftover.there_at_first)
         gpus, nodes = max(hosts.values(), default=1), len(hosts)
         try:
             if len(set(hosts.values())) != 1 or machine.ledger.lost or not machine.run.finished:

@@ -98,6 +98,11 @@ class Leftover:
         return whole if len(whole) < len(self._ledger.host_names) else whole[1:]
 
     @property
+    def there_at_first(self) -> tuple[Device, ...]:
+        """The devices with which this life began."""
+        return self.devices[-1] if self.devices else ()
+
+    @property
     def gone(self) -> list[GivenBack]:
         """The hosts that were given back in this life."""
         return [back for back in self.given_back if back.at >= self._run.lives[-1].at]

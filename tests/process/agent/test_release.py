@@ -6,6 +6,8 @@ Slurm's commands are stand-ins: `scontrol update` ends what runs on hosts that g
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import stat
 import time
 from datetime import UTC, datetime
@@ -119,3 +121,21 @@ def test_where_nothing_can_be_given_back_it_is_said_at_once(bench: Bench) -> Non
     agent = bench.start(path, "--devices", "cpu:1", "--release-idle-nodes", "5")
     assert agent.wait() == 0
     assert "--release-idle-nodes: no batch system here takes hosts back: none is given back" in agent.said
+
+
+def test_the_commands_that_explain_says_go_on_with_fewer_gpus(bench: Bench) -> None:
+    path = bench.set_of(saves("long", steps=400, gpus=1), *(job(f"s{n}", "exit 0", gpus=1) for n in range(3)))
+    agent = bench.start(path, "--devices", "cpu:4", "--warm", "off")
+    bench.until(lambda: bench.status()["run"].get("left_over"), "left over")
+    bench.ready("long")
+    told = bench("explain").stdout
+    assert "  idle: GPUs " in told and "  next: long needs 1 GPU at most" in told
+    drain, resume = re.findall(r"`(.+?)`", told.partition("to go on with no more: ")[2])
+    assert drain == f"hpcsched drain --dir {bench.dir}"
+    assert resume == f"hpcsched run --resume --dir {bench.dir} --devices cpu:1"
+    assert bench(*shlex.split(drain)[1:]).returncode == 0
+    assert agent.wait() == 75
+    assert bench(*shlex.split(resume)[1:]).returncode == 0
+    assert len(bench.status()["gpus"]) == 1
+    assert (bench.job("long")["state"], bench.job("long")["attempt"]) == ("COMPLETED", 2)
+    assert "from 0 " not in bench.output(1).split("attempt 2")[-1], "it went on from where it was"
