@@ -67,6 +67,12 @@ EXPERIMENTAL = (
         words=("LSF", "lsf", "blaunch", "jsrun"),
     ),
     Feature(
+        "Nodes given back",
+        "tried on Slurm 22.05 with virtual nodes and no accounting database; never on an LSF",
+        pages=("slurm.md",),
+        words=("are given back",),
+    ),
+    Feature(
         "Saving from outside",
         "`suspend_command` and `resume_command` are tested with programs that stand for CRIU and DMTCP",
         pages=("troubleshooting.md",),

@@ -64,7 +64,7 @@ _CPUS_PER_GPU = "CPU cores reserved for the jobs of each GPU; jobs without GPUs 
 _MARGIN = "Safety margin before the end of the allocation, besides the time to save: seconds (60)."
 
 
-_RELEASE = "Give nodes back to the batch system that nothing could use for so many minutes; default: never."
+_RELEASE = "Minutes after which nodes that nothing could use are given back; default: never."
 
 _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; failed jobs run again."
 

@@ -100,7 +100,7 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
     "--release-idle-nodes",
     metavar="MINUTES",
     type=Number(min=0),
-    help="Give nodes back that nothing could use for so many minutes, as run does; default: never.",
+    help="Minutes after which nodes that nothing could use are given back, as by run; default: never.",
 )
 @click.option("--jobs", "list_jobs", is_flag=True, help="List all jobs of each policy.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw Gantt charts.")
