@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hpcsched.cli.common import plural
-from hpcsched.cli.jobs.status import clock
 from hpcsched.printing import spans
 from hpcsched.store.status import LeftOver, RunStatus
 
@@ -13,8 +12,8 @@ MOST_HOSTS = 3
 """Hosts that are named; of more it is said how many they are."""
 
 
-def in_a_line(run: RunStatus) -> list[str]:
-    """What is left over, and what was given back, in at most one line each."""
+def in_a_line(run: RunStatus, clock: Callable[[float], str]) -> list[str]:
+    """What is left over, and what was given back, in at most one line each; `clock` makes text of seconds."""
     lines = []
     if run.left_over and run.state == "RUNNING":
         gpus = sum(len(one.gpus) for one in run.left_over)

@@ -96,9 +96,8 @@ def _next(machine: Machine, root: Path, record: RunRecord | None) -> list[str]:
         when = min(idle.since for idle in left.could_go()) + left.after_s
         lines.append(f"{', '.join(could)}: given back to {kind} from {clock(when)} into the run on")
     elif could and kind != "none":
-        lines.append(
-            f"{', '.join(could)}: `run --release-idle-nodes MINUTES` would give back what is so idle"
-        )
+        option = "`run --release-idle-nodes MINUTES`"
+        lines.append(f"{', '.join(could)}: {option} would give {'it' if len(could) == 1 else 'them'} back")
     if (smaller := smaller_allocation(machine)) is None:
         return lines
     active = list(run.active.values())

@@ -13,6 +13,7 @@ import msgspec
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, option, select
 from hpcsched.cli.jobs import about_batches, about_cpu
+from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.printing import gpus as named
@@ -256,11 +257,8 @@ def note(found: Status) -> None:
     for why, gpus_ in by_reason.items():
         lost = f"GPU {gpus_[0]} was" if len(gpus_) == 1 else f"GPUs {','.join(gpus_)} were"
         click.echo(f"hpcsched: {lost} lost: {why}", err=True)
-    if run.left_over or run.given_back:
-        from hpcsched.cli.jobs.about_leftover import in_a_line
-
-        for line in in_a_line(run):
-            click.echo(f"hpcsched: {line}", err=True)
+    for line in in_a_line(run, clock):
+        click.echo(f"hpcsched: {line}", err=True)
     for line in silent_gpus(found):
         click.echo(f"hpcsched: {line}", err=True)
 

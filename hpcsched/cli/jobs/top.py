@@ -224,7 +224,7 @@ class Screen:
         lines = ["  ".join(first), ", ".join(second), self._short(run.dir)]
         if saying := batch_job_status.sentence(run, clock(age_s(run))):
             lines += self._wrapped(f"! {saying}")
-        lines += in_a_line(run)
+        lines += in_a_line(run, clock)
         for line in silent_gpus(status):
             lines += self._wrapped(f"! {line}")
         return lines

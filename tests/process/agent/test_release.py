@@ -111,7 +111,7 @@ def test_without_the_option_it_is_only_said(bench: Bench, slurm: Path) -> None:
     assert "1 GPU idle with nothing left that could use it" in bench("status").stderr
     told = bench("explain").stdout
     assert "  idle: GPU 1 on node9 since " in told
-    assert "  next: node9: `run --release-idle-nodes MINUTES` would give back what is so idle" in told
+    assert "  next: node9: `run --release-idle-nodes MINUTES` would give it back" in told
     assert "`sbatch --nodes=1 --gres=gpu:1 SCRIPT`" in told
     assert "NodeList=" not in (slurm / "log").read_text()
 

@@ -195,6 +195,7 @@ def test_a_replay_comes_to_the_same() -> None:
     for event in driver.events:
         again.handle(event)
     assert state_of(again) == state_of(driver.machine)
+    assert again.leftover.gpu_seconds() == driver.machine.leftover.gpu_seconds()
 
 
 def test_a_simulation_gives_hosts_back_too() -> None:
