@@ -31,6 +31,7 @@ class FreeGpus(MutableSet[int]):
         for index in sorted(devices):
             self._of_host.setdefault(devices[index].host, []).append(index)
         self._free: set[int] = set()
+        self._changed = set(self._of_host)
         self._counts = {device.host: 0 for device in devices.values()}
         for gpu in free:
             self.add(gpu)
@@ -51,12 +52,19 @@ class FreeGpus(MutableSet[int]):
     def add(self, gpu: int) -> None:
         if gpu not in self._free:
             self._free.add(gpu)
-            self._counts[self._devices[gpu].host] += 1
+            self._counts[host := self._devices[gpu].host] += 1
+            self._changed.add(host)
 
     def discard(self, gpu: int) -> None:
         if gpu in self._free:
             self._free.remove(gpu)
-            self._counts[self._devices[gpu].host] -= 1
+            self._counts[host := self._devices[gpu].host] -= 1
+            self._changed.add(host)
+
+    def take_changed(self) -> set[str]:
+        """The hosts of which other GPUs are free than when this was last called; at first all."""
+        changed, self._changed = self._changed, set()
+        return changed
 
     def on(self, host: str) -> list[int]:
         """Those of a host, in order."""

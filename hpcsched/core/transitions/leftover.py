@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hpcsched.core import events as ev
@@ -10,6 +10,8 @@ from hpcsched.core.actions import ReleaseHosts
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Handlers, Mechanism
 from hpcsched.core.model import Device, JobState
+from hpcsched.core.needs import Needs
+from hpcsched.core.resources.gpus import FreeGpus
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.resources.rooms import Rooms
 from hpcsched.core.run import Run
@@ -71,6 +73,11 @@ class Leftover:
         self._leaving: dict[str, tuple[int, ...]] = {}
         """Hosts that the batch system is asked to take back, and their GPUs."""
         self._seen: tuple[int, ...] = ()
+        self._free: FreeGpus | None = None
+        self._wanted: frozenset[str] | None = None
+        """The hosts that jobs in the queue could have; None: jobs wait for other things than GPUs."""
+        self._could: dict[tuple[int, int, Needs | None, bool], frozenset[str]] = {}
+        """By what a job asks for the hosts that it could have, as long as the devices are the same."""
         self._due = -1.0
 
     def handlers(self) -> Handlers:
@@ -83,7 +90,7 @@ class Leftover:
         """What is left over, host by host; nothing while a running job may still come to use it."""
         if not self._idle or any(map(self.may_grow, self._run.active.values())):
             return []
-        return list(self._idle.values())
+        return [self._idle[host] for host in self._ledger.host_names if host in self._idle]
 
     def gpu_seconds(self) -> dict[str, float]:
         """By host for how many GPU-seconds of the run GPUs have been left over, until now."""
@@ -140,47 +147,57 @@ class Leftover:
         """Begin with the hosts of another agent."""
         self.after_s, self.stays = event.release_after_s, event.stays
         self.devices.append(event.devices)
-        self._become({})
+        for host in list(self._idle):
+            self._note(host, ())
         self._leaving, self._seen, self._due = {}, (), -1.0
 
     def watch(self) -> None:
-        """Note what is left over now; called after each event."""
+        """Note what is left over now; called after each event. It costs time in what has changed."""
         run, queue, ledger = self._run, self._own.queue, self._ledger
         seen = (ledger.moves, queue.changes, run.unfinished, len(run.active), self._deadline.draining)
         if seen == self._seen:
             return
         self._seen = seen
-        now: dict[str, Idle] = {}
-        if not (run.finished or self._deadline.draining or run.unfinished - len(run.active) > len(queue)):
-            for host, gpus in self._unusable():
-                known = self._idle.get(host)
-                now[host] = known if known and known.gpus == gpus else Idle(host, gpus, run.now)
-        self._become(now)
+        before, changed = self._wanted, ledger.free.take_changed()
+        if ledger.free is not self._free:
+            self._free, self._could, before = ledger.free, {}, None
+            changed.update(self._idle)  # hosts that are there no more
+        self._wanted = self._wanted_hosts()
+        for host in changed if self._wanted == before else {*ledger.host_names, *changed}:
+            kept = self._wanted is None or host in self._wanted
+            self._note(host, () if kept else tuple(ledger.free.on(host)))
         if self.after_s is not None:
             self._look_in_time(self.after_s)
 
-    def _become(self, now: dict[str, Idle]) -> None:
-        """From now on these are left over."""
-        for host, idle in self._idle.items():
-            if now.get(host) is not idle:
-                self._past_s[host] = self._past_s.get(host, 0.0) + self._lasted_s(idle)
-        self._idle = now
+    def _wanted_hosts(self) -> frozenset[str] | None:
+        """The hosts that a job in the queue could have, were all others over; None: all may be wanted."""
+        run, queue = self._run, self._own.queue
+        if run.finished or self._deadline.draining or run.unfinished - len(run.active) > len(queue):
+            return None
+        wanted = [self._could_use(*key) for key in queue.asked()] if queue else []
+        return frozenset[str]().union(*wanted)
+
+    def _could_use(self, count: int, nodes: int, needs: Needs | None) -> frozenset[str]:
+        key = count, nodes, needs, self._ledger.counts_cores
+        if key not in self._could:
+            rooms = self._rooms.for_needs(needs)
+            enough = frozenset(host for host, gpus in rooms.items() if gpus >= count)
+            self._could[key] = enough if len(enough) >= nodes else frozenset()
+        return self._could[key]
+
+    def _note(self, host: str, gpus: tuple[int, ...]) -> None:
+        """From now on these GPUs of a host are left over."""
+        known = self._idle.get(host)
+        if gpus == (known.gpus if known else ()):
+            return
+        if known:
+            del self._idle[host]
+            self._past_s[host] = self._past_s.get(host, 0.0) + self._lasted_s(known)
+        if gpus:
+            self._idle[host] = Idle(host, gpus, self._run.now)
 
     def _lasted_s(self, idle: Idle) -> float:
         return len(idle.gpus) * (self._run.now - idle.since)
-
-    def _unusable(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The free GPUs of each host that no job in the queue could have, were all others over."""
-        if not self._ledger.free:
-            return
-        wanted: set[str] = set()
-        for count, nodes, needs in self._own.queue.asked():
-            rooms = self._rooms.for_needs(needs)
-            enough = [host for host, gpus in rooms.items() if gpus >= count]
-            wanted.update(enough if len(enough) >= nodes else ())
-        for host in self._ledger.host_names:
-            if host not in wanted and (gpus := self._ledger.free.on(host)):
-                yield host, tuple(gpus)
 
     def _look_in_time(self, after_s: float) -> None:
         """Have `due` called when the next host has been left over for long enough."""
