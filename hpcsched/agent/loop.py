@@ -242,7 +242,8 @@ class Agent:
         lost = self._r.hosts.lost() if self._r.hosts else {}
         if len(lost) == len(self._lost_hosts):
             return []
-        new = [host for host in lost if host not in self._lost_hosts]
+        known = {*self._lost_hosts, *self._machine.leftover.leaving}  # those first have to be back
+        new = [host for host in lost if host not in known]
         self._lost_hosts.update(new)
         at, devices = self._clock.now(), self._machine.ledger.devices.values()
         cores = [host for host in self._machine.mechanism(Cpu).cores.hosts if host in new]

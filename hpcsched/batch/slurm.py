@@ -175,7 +175,10 @@ class Slurm:
         """
         job_id = self._job_id()
         fields = slurm_text.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
-        there = expand(fields.get("NodeList", ""))
+        try:
+            there = expand(fields.get("NodeList", ""))
+        except ValueError as error:
+            raise BatchError(f"the hosts of job {job_id} cannot be understood: {error}") from None
         rest = [name for name in there if name not in names]
         if not rest or len(rest) + len(names) != len(there):
             raise BatchError(f"Slurm lists {len(there)} hosts of job {job_id}, not all of those to give back")

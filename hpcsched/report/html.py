@@ -167,7 +167,14 @@ def _idle_table(idle: Idle) -> _Table | None:
         return None
     backs = [host.given_back_s for host in idle.hosts.values() if host.given_back_s is not None]
     unit, clock = time_format(backs)
-    heads = ["host", "GPUs", "GPU-hours idle", "nothing to start", f"given back {unit}".rstrip()]
+    heads = [
+        "host",
+        "GPUs",
+        "GPU-hours idle",
+        "nothing to start",
+        "whole host",
+        f"given back {unit}".rstrip(),
+    ]
     rows = [
         _row(
             [
@@ -175,6 +182,7 @@ def _idle_table(idle: Idle) -> _Table | None:
                 str(host.gpus),
                 f"{host.gpu_hours:.2f}",
                 f"{host.left_over_gpu_hours:.2f}",
+                f"{host.whole_gpu_hours:.2f}",
                 clock(host.given_back_s),
             ],
             {0: "left name"},

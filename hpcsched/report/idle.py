@@ -13,12 +13,14 @@ from hpcsched.core.machine import Machine
 
 class HostIdle(msgspec.Struct, frozen=True, kw_only=True):
     """A host: its GPUs, and GPU-hours in which no job had them; `left_over_gpu_hours` of them no job that
-    waited could use, as at the end of a set. `given_back_s`: when the batch system got it back (seconds of
-    the run's clock); None: not in the last life. What came after that does not count."""
+    waited could use, as at the end of a set, and `whole_gpu_hours` of these that was so of all of a host that
+    could have been given back. `given_back_s`: when the batch system got it back (seconds of the run's
+    clock); None: not in the last life. What came after that does not count."""
 
     gpus: int
     gpu_hours: float
     left_over_gpu_hours: float
+    whole_gpu_hours: float
     given_back_s: float | None = None
 
 
@@ -58,12 +60,14 @@ def idle_of(machine: Machine) -> Idle:
             free_s = _free_s(used.get(device.index, []), from_s, until_s)
             idle_s[device.host] = idle_s.get(device.host, 0.0) + free_s
         gpus.update(Counter(device.host for device in devices))
-    left_over, last = machine.leftover.gpu_seconds(), {back.host: back.at for back in machine.leftover.gone}
+    left_over, whole = machine.leftover.gpu_seconds(), machine.leftover.gpu_seconds(whole=True)
+    last = {back.host: back.at for back in machine.leftover.gone}
     hosts = {
         host: HostIdle(
             gpus=count,
             gpu_hours=idle_s[host] / 3600,
             left_over_gpu_hours=min(left_over.get(host, 0.0), idle_s[host]) / 3600,
+            whole_gpu_hours=min(whole.get(host, 0.0), idle_s[host]) / 3600,
             given_back_s=last.get(host),
         )
         for host, count in gpus.items()

@@ -109,8 +109,8 @@ class HostReleases:
             self._nodes.released(hosts)
             self._tell(f"nothing is left that could use {names}: given back to {self._batch.kind}")
             return ev.HostsReleased(at=at, hosts=hosts)
-        self._nodes.stay(hosts)
         if error not in self._complaints:
             self._complaints.add(error)
             self._tell(f"{names} cannot be given back: {error}; used as before")
+        self._nodes.stay(hosts)
         return ev.ReleaseFailed(at=at, hosts=hosts, error=error)

@@ -41,7 +41,7 @@ def page_of(machine: Machine, root: Path, record: RunRecord | None) -> dict[str,
         ],
         "could_give_back": [idle.host for idle in left.could_go()],
         "given_back": {back.host: back.at for back in left.gone},
-        "next": _next(machine, root, record),
+        "next": next_lines(machine, root, record),
     }
 
 
@@ -64,7 +64,7 @@ def lines_of(machine: Machine, root: Path, record: RunRecord | None) -> list[str
         f"given back: {back.host} with {plural(len(back.gpus), 'GPU')}, {clock(back.at)} into the run"
         for back in left.gone
     ]
-    return [*lines, *(f"next: {line}" for line in _next(machine, root, record))]
+    return [*lines, *(f"next: {line}" for line in next_lines(machine, root, record))]
 
 
 def _states(machine: Machine) -> dict[str, int]:
@@ -86,7 +86,7 @@ def _names(jobs: list[Job]) -> str:
     return ", ".join([*names[:MOST_NAMED], *more])
 
 
-def _next(machine: Machine, root: Path, record: RunRecord | None) -> list[str]:
+def next_lines(machine: Machine, root: Path, record: RunRecord | None) -> list[str]:
     """What is given back, or could be, and how the run goes on in a smaller allocation."""
     left, run = machine.leftover, machine.run
     lines = []

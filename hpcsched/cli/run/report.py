@@ -99,6 +99,7 @@ def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
 
 def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     """The page; its figures are left in the folder."""
+    from hpcsched.cli.jobs.explain_run import next_lines
     from hpcsched.cli.run.results import result_of
     from hpcsched.cli.run.simulate import MOST_DRAWN
     from hpcsched.cli.run.simulation_inputs import MOST_KEPT
@@ -106,6 +107,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     from hpcsched.report.html import RunPage
 
     state, notes = _state(rundir, machine)
+    notes += next_lines(machine, rundir.root, rundir.read_record())
     many = len(machine.run.jobs)
     result = result_of(machine, label="" if machine.run.finished else "so far", keep_jobs=many <= MOST_KEPT)
     gantt = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hpcsched.core import events as ev
@@ -24,11 +24,15 @@ READY_WITHIN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Free GPUs of a host, and since when (seconds of the run's clock) no job that waits can use them."""
+    """Free GPUs of a host, and since when (seconds of the run's clock) no job that waits can use them.
+
+    `whole`: they are all of a host that could be given back.
+    """
 
     host: str
     gpus: tuple[int, ...]
     since: float
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ class Leftover:
         self.given_back: list[GivenBack] = []
         """All hosts that were given back, in all lives."""
         self._idle: dict[str, Idle] = {}
-        self._past_s: dict[str, float] = {}
-        """By host the GPU-seconds that were left over before what is now."""
+        self._past_s: dict[tuple[str, bool], float] = {}
+        """The GPU-seconds that were left over before what is now, by host and whether all of it was."""
         self._leaving: dict[str, tuple[int, ...]] = {}
         """Hosts that the batch system is asked to take back, and their GPUs."""
         self._seen: tuple[int, ...] = ()
@@ -92,12 +96,22 @@ class Leftover:
             return []
         return [self._idle[host] for host in self._ledger.host_names if host in self._idle]
 
-    def gpu_seconds(self) -> dict[str, float]:
-        """By host for how many GPU-seconds of the run GPUs have been left over, until now."""
-        total = dict(self._past_s)
-        for host, idle in self._idle.items():
-            total[host] = total.get(host, 0.0) + self._lasted_s(idle)
+    def gpu_seconds(self, *, whole: bool = False) -> dict[str, float]:
+        """By host for how many GPU-seconds of the run GPUs have been left over, until now.
+
+        `whole`: only while all of the host was, and it could have been given back.
+        """
+        total: dict[str, float] = {}
+        now = [((idle.host, idle.whole), self._lasted_s(idle)) for idle in self._idle.values()]
+        for (host, all_of_it), seconds in [*self._past_s.items(), *now]:
+            if all_of_it or not whole:
+                total[host] = total.get(host, 0.0) + seconds
         return total
+
+    @property
+    def leaving(self) -> Collection[str]:
+        """The hosts that the batch system is asked to take back."""
+        return self._leaving.keys()
 
     def could_go(self) -> list[Idle]:
         """The hosts of these that have nothing to do at all; one host, and the one that stays, never go."""
@@ -134,12 +148,10 @@ class Leftover:
 
     def _whole(self, idle: Idle) -> bool:
         """Whether all of a host is left over, and it can be given back."""
-        host = idle.host
-        if host == self.stays or len(idle.gpus) < self._ledger.gpus_on(host):
+        host, active = idle.host, self._run.active.values()
+        if not idle.whole or self._ledger.in_use(host):
             return False
-        if self._ledger.in_use(host):
-            return False
-        return not any(seat.host == host for job in self._run.active.values() for seat in job.current.seats)
+        return not any(seat.host == host for job in active for seat in job.current.seats)
 
     # --- changes ----------------------------------------------------------------------------
 
@@ -192,9 +204,11 @@ class Leftover:
             return
         if known:
             del self._idle[host]
-            self._past_s[host] = self._past_s.get(host, 0.0) + self._lasted_s(known)
+            key = host, known.whole
+            self._past_s[key] = self._past_s.get(key, 0.0) + self._lasted_s(known)
         if gpus:
-            self._idle[host] = Idle(host, gpus, self._run.now)
+            whole = host != self.stays and len(gpus) == self._ledger.gpus_on(host)
+            self._idle[host] = Idle(host, gpus, self._run.now, whole)
 
     def _lasted_s(self, idle: Idle) -> float:
         return len(idle.gpus) * (self._run.now - idle.since)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from livebench import Agent, Bench, job, saves
+from livebench import SLOW_AT_FIRST, Agent, Bench, job, saves
 
 SQUEUE = """#!/bin/sh
 echo "77|RUNNING|$(cat {folder}/end)"
@@ -23,6 +23,7 @@ SCONTROL = """#!/bin/sh
 echo "scontrol $*" >> {folder}/log
 case "$*" in
 *NodeList=*)
+    [ -e {folder}/kills ] && kill -KILL "$(cat {folder}/pid.node9)" && sleep 1
     [ -e {folder}/refuses ] && {{ echo "Requested operation is presently disabled for job 77" >&2; exit 1; }}
     echo "${{*##*NodeList=}}" > {folder}/hosts
     kill -KILL "$(cat {folder}/pid.node9)" ;;
@@ -105,6 +106,17 @@ def test_a_host_that_is_refused_is_used_as_before(bench: Bench, slurm: Path) -> 
     assert "was lost" not in agent.said
 
 
+def test_a_host_that_is_refused_and_whose_node_agent_has_died_is_lost(bench: Bench, slurm: Path) -> None:
+    (slurm / "refuses").touch()
+    (slurm / "kills").touch()
+    agent = a_tail(bench, "--release-idle-nodes", "0.005")
+    bench.until(lambda: "host node9 was lost" in agent.said, "lost")
+    bench.until(lambda: {gpu["host"] for gpu in bench.status()["gpus"]} == {"node7"}, "its GPUs too")
+    assert agent.said.index("cannot be given back") < agent.said.index("host node9 was lost")
+    assert bench("cancel", "long").returncode == 0
+    assert agent.wait() == 0
+
+
 def test_without_the_option_it_is_only_said(bench: Bench, slurm: Path) -> None:
     a_tail(bench)
     bench.until(lambda: bench.status()["run"]["left_over"], "left over")
@@ -124,7 +136,10 @@ def test_where_nothing_can_be_given_back_it_is_said_at_once(bench: Bench) -> Non
 
 
 def test_the_commands_that_explain_says_go_on_with_fewer_gpus(bench: Bench) -> None:
-    path = bench.set_of(saves("long", steps=400, gpus=1), *(job(f"s{n}", "exit 0", gpus=1) for n in range(3)))
+    path = bench.set_of(
+        saves("long", steps=60, pause=SLOW_AT_FIRST, gpus=1),
+        *(job(f"s{n}", "exit 0", gpus=1) for n in range(3)),
+    )
     agent = bench.start(path, "--devices", "cpu:4", "--warm", "off")
     bench.until(lambda: bench.status()["run"].get("left_over"), "left over")
     bench.ready("long")

@@ -20,6 +20,7 @@ from hpcsched.report.batches import batches_svg, draw, thinned
 from hpcsched.report.drawing import MissingExtra
 from hpcsched.report.gantt import gantt_svg
 from hpcsched.report.html import BatchHistory, RunPage
+from hpcsched.report.idle import HostIdle, Idle
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.store.batches import Decision
 
@@ -309,6 +310,21 @@ def test_the_time_of_an_attempt_that_goes_on_counts_until_now() -> None:
     job = replace(JOB, state=JobState.RUNNING, end_s=None, attempts=(JOB.attempts[0], runs), overhead_s=10.0)
     for times in ({"makespan_s": 101.0}, {"makespan_s": 60.0, "background_end_s": 101.0}):
         assert "10.0%" in Reader(a_page(result=replace(RESULT, jobs=(job,), **times))).texts["td"]
+
+
+def test_idle_gpus_are_told_host_by_host() -> None:
+    host = HostIdle(gpus=2, gpu_hours=1.5, left_over_gpu_hours=1.25, whole_gpu_hours=1.0, given_back_s=30.0)
+    busy = HostIdle(gpus=2, gpu_hours=0.0, left_over_gpu_hours=0.0, whole_gpu_hours=0.0)
+    idle = Idle(
+        gpu_hours=1.5, left_over_gpu_hours=1.25, given_back_gpu_hours=2.0, hosts={"n2": host, "n1": busy}
+    )
+    read = Reader(a_page(result=replace(RESULT, idle=idle)))
+    assert "Idle GPUs" in read.texts["h2"] and read.tiles["GPU-hours idle"] == "1.50"
+    cells = read.texts["td"]
+    at = cells.index("n2")
+    assert cells[at : at + 12] == ["n2", "2", "1.50", "1.25", "1.00", "30.0", "n1", "2", *["0.00"] * 3, "-"]
+    none = Idle(gpu_hours=0.0, left_over_gpu_hours=0.0, given_back_gpu_hours=0.0, hosts={"n1": busy})
+    assert "Idle GPUs" not in Reader(a_page(result=replace(RESULT, idle=none))).texts["h2"]
 
 
 def test_background_jobs_and_the_bound_are_told_where_there_are_any() -> None:

@@ -244,3 +244,13 @@ def test_of_very_many_jobs_only_the_measures_are_kept(monkeypatch: pytest.Monkey
     assert {**whole, "jobs": []} == lean
     assert len(page(*words, "--jobs")[0]["jobs"]) == 20
     assert "--gantt: 20 jobs; accepted: at most 19" in refused(*words, "--gantt", "g.svg")
+
+
+def test_nodes_that_nothing_could_use_are_given_back() -> None:
+    Path("tail.csv").write_text("time,model,steps\n0,a,3000\n0,a,300\n")
+    words = ("--trace", "tail.csv", "--gpus-per-node", 1, "--nodes", 2, "--profiles", "p.json")
+    (kept,), (released,) = page(*words), page(*words, "--release-idle-nodes", 0)
+    assert kept["makespan_s"] == released["makespan_s"]
+    assert kept["idle"]["given_back_gpu_hours"] == 0.0 < released["idle"]["given_back_gpu_hours"]
+    assert kept["utilisation"] < released["utilisation"]
+    assert "GPU-hours given back" in shown(*words, "--release-idle-nodes", 0)

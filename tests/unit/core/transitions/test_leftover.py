@@ -40,7 +40,7 @@ def released(actions: list[Action]) -> list[tuple[str, ...]]:
 
 def test_gpus_that_nothing_can_use_are_left_over() -> None:
     driver = a_set(release_after_s=None)
-    assert driver.machine.leftover.idle() == [Idle("n3", (4, 5), 100.0)]
+    assert driver.machine.leftover.idle() == [Idle("n3", (4, 5), 100.0, True)]
     driver.now = 160.0
     driver.exits("b", 0)
     assert [idle.host for idle in driver.machine.leftover.could_go()] == ["n2", "n3"]
@@ -109,7 +109,9 @@ def test_a_host_that_is_not_taken_is_used_as_before() -> None:
     driver.now = 701.0
     driver.tell(ev.ReleaseFailed, hosts=("n3",), error="disabled")
     assert list(driver.machine.ledger.devices) == [0, 1, 2, 3, 4, 5], "in their order"
-    assert driver.machine.leftover.idle() == [Idle("n3", (4, 5), 701.0)], "it is tried again in its time"
+    assert driver.machine.leftover.idle() == [Idle("n3", (4, 5), 701.0, True)], (
+        "it is tried again in its time"
+    )
     assert not driver.machine.leftover.given_back
     (launch,) = driver.submit(a_job("e", "m", 10, gpus=2))
     assert isinstance(launch, Launch) and launch.gpus == (4, 5)
@@ -132,6 +134,8 @@ def test_the_host_of_the_agent_stays() -> None:
     driver.exits("a", 0)
     assert released(rings(driver, 800.0)) == [("n3",)]
     assert [idle.host for idle in driver.machine.leftover.idle()] == ["n1"]
+    assert driver.machine.leftover.gpu_seconds()["n1"] == 1200.0
+    assert driver.machine.leftover.gpu_seconds(whole=True) == {"n3": 1400.0}
     assert driver.machine.leftover.could_go() == []
 
 
