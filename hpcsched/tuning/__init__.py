@@ -1,5 +1,6 @@
-"""Search spaces and (packed) Hyperband: a source of jobs. No clock, no processes, no hidden state."""
+"""Search spaces, (packed) Hyperband and ASHA: a source of jobs. No clock, no processes, no hidden state."""
 
+from hpcsched.tuning.asynchronous import AshaTuning
 from hpcsched.tuning.search import Search, parse_search, read_search
 from hpcsched.tuning.source import (
     Best,
@@ -12,11 +13,19 @@ from hpcsched.tuning.source import (
     Tuning,
 )
 
+
+def source_of(search: Search) -> JobSource:
+    """The source of jobs by the method of a search."""
+    return AshaTuning(search) if search.method == "asha" else Tuning(search)
+
+
 __all__ = [
     "Search",
     "parse_search",
     "read_search",
     "Tuning",
+    "AshaTuning",
+    "source_of",
     "JobSource",
     "RungJob",
     "TrialOutcome",

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcsched import jobfile
 from hpcsched.contract.exits import REFUSED
+from hpcsched.contract.strategies import Packed
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.reasons import Why
@@ -53,7 +54,9 @@ class Feeder:
         report the metric."""
         check_results(self.source, machine)
         outcomes = outcomes_of(machine)
-        missing = [job for job in self.source.jobs(outcomes) if job.name not in outcomes]
+        missing = [
+            job for job in self.source.jobs(outcomes, self._at_once(machine)) if job.name not in outcomes
+        ]
         if not missing:
             return []
         missing.sort(key=self._order)
@@ -65,6 +68,12 @@ class Feeder:
         return list(
             jobfile.parse(table, where=where, workdir=self._workdir, user=self._user, known=known).jobs
         )
+
+    def _at_once(self, machine: Machine) -> int:
+        """How many trainings there is room for: GPUs, and the seats of their packs."""
+        search = self.source.search
+        seats = 1 if search.packing == "off" else Packed.most
+        return search.parallel or seats * max(1, len(machine.ledger.devices))
 
     def _order(self, job: RungJob) -> tuple[Any, ...]:
         """First rungs first, and those of all brackets next to each other that have most choices in common:

@@ -50,7 +50,7 @@ def brackets(
 
     Raises ConfigError (key R or eta).
     """
-    ladder = _Ladder(most, eta, where)
+    ladder = Ladder(most, eta, where)
     return tuple(
         ladder.bracket(s, math.ceil(Fraction(ladder.last + 1, s + 1) * ladder.eta**s), whole)
         for s in range(ladder.last, -1, -1)
@@ -65,15 +65,18 @@ def halving(
     With fewer trials than Hyperband's first bracket has (None: that many) it begins higher, so that one of
     them reaches the whole budget. Arguments and errors as for `brackets`.
     """
-    ladder = _Ladder(most, eta, where)
+    ladder = Ladder(most, eta, where)
     if trials is None:
         return ladder.bracket(ladder.last, math.ceil(ladder.eta**ladder.last), whole)
     s = max(s for s in range(ladder.last + 1) if s == 0 or ladder.eta**s <= trials)
     return ladder.bracket(s, trials, whole)
 
 
-class _Ladder:
-    """R, eta and s_max as exact numbers: floats would say that log 243 / log 3 is below 5."""
+class Ladder:
+    """R, eta and s_max as exact numbers: floats would say that log 243 / log 3 is below 5.
+
+    Raises ConfigError (key R or eta).
+    """
 
     def __init__(self, most: float, eta: float, where: str) -> None:
         if not (math.isfinite(most) and most >= 1):
@@ -90,6 +93,7 @@ class _Ladder:
                 raise ConfigError(where=where, key="R", got=f"{most!r} with eta = {eta!r}", accepted=accepted)
 
     def bracket(self, s: int, trials: int, whole: bool) -> Bracket:
+        """So many trials that begin at R / eta^s, and one in eta of each rung in the next."""
         rungs: dict[Fraction, int] = {}
         for i in range(s + 1):
             budget = self.most / self.eta ** (s - i)

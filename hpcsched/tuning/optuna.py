@@ -65,7 +65,7 @@ class OptunaTuning(JobSource):
         self._distributions = {axis.name: _distribution(axis) for axis in search.space.axes()}
         self._live: dict[int, optuna.Trial] = {}
 
-    def jobs(self, outcomes: Outcomes) -> list[RungJob]:
+    def jobs(self, outcomes: Outcomes, at_once: int = 1) -> list[RungJob]:
         """All jobs that should exist by now, by trial and rung, after telling the study what is new."""
         for trial in self._own():
             if not trial.state.is_finished():

@@ -13,11 +13,15 @@ from hpcsched import jobfile
 from hpcsched.contract import schema
 from hpcsched.core.model import PythonEnvironment
 from hpcsched.errors import ConfigError
+from hpcsched.tuning.asha import ladder
 from hpcsched.tuning.hyperband import Bracket, brackets, halving
 from hpcsched.tuning.space import Space, parse_space
 
-METHODS = ("hyperband", "halving", "random", "grid")
+METHODS = ("hyperband", "asha", "halving", "random", "grid")
 PACKINGS = ("off", "auto", "knn", "batch", "random")
+AS_THEY_COME = ("off", "auto")
+"""Those of them that need not know all trainings of a rung beforehand."""
+
 DEFAULTS = ("env", "retries", "checkpoint_every", *jobfile.ENVIRONMENTS, *jobfile.NEEDS)
 """Keys of a job that [defaults] may give to all jobs of a search."""
 
@@ -37,6 +41,12 @@ KEYS = {
     "unit": schema.one_of("epochs", "steps"),
     "method": schema.one_of(*METHODS),
     "trials": schema.whole(f"1 to {MOST_TRIALS}", 1, MOST_TRIALS),
+    "budget": schema.number(
+        "the budget of all trials together, in epochs or steps, at least R",
+        minimum=1,
+        maximum=schema.LARGEST,
+    ),
+    "parallel": schema.whole(f"1 to {MOST_TRIALS}", 1, MOST_TRIALS),
     "seed": schema.whole("a whole number of 64 bits", -(2**63), 2**63 - 1),
     "packing": schema.one_of(*PACKINGS),
     "against": schema.one_of(*PACKINGS),
@@ -56,9 +66,11 @@ class Search:
 
     `R` is the largest budget of one trial, in `unit`. `args` are the trainer's arguments that all trials
     share, `defaults` keys of a job, as written, for all jobs. `trials`: how many to try (None: as many as the
-    method makes). `against`: with which packing to search once more, to compare. `exact`: each training gives
-    to the last bit what it gives alone, in whatever pack it is. `checkpoints`: whose are kept. `where`: the
-    file, for errors.
+    method makes). `budget`: how much all trials together may train, in `unit` (None: no bound), and
+    `parallel`: how many of their jobs may be unfinished at once (None: as many as there is room for), both
+    with method asha. `against`: with which packing to search once more, to compare. `exact`: each training
+    gives to the last bit what it gives alone, in whatever pack it is. `checkpoints`: whose are kept. `where`:
+    the file, for errors.
     """
 
     trainer: str
@@ -72,6 +84,8 @@ class Search:
     seed: int = 0
     packing: str = "auto"
     trials: int | None = None
+    budget: float | None = None
+    parallel: int | None = None
     against: str | None = None
     exact: bool = True
     checkpoints: str = "best"
@@ -91,13 +105,22 @@ class Search:
             case "halving":
                 trials = self.trials or self.space.size
                 plan = (halving(self.R, self.eta, trials, whole=whole, where=self.where),)
+            case "asha":
+                trials, budget = self.trials or (None if self.budget else self.space.size), self.budget
+                plan = (ladder(self.R, self.eta, trials, budget=budget, whole=whole, where=self.where),)
             case "grid":
                 plan = (Bracket(0, ((self.space.size or 0, self.R),)),)
             case _:
                 plan = (Bracket(0, ((self.trials or 0, self.R),)),)
         if (trials := sum(bracket.trials for bracket in plan)) > MOST_TRIALS:
-            key = {"hyperband": "R", "halving": "trials"}.get(self.method, "space")
-            schema.refuse(self.where, key, f"{trials} trials", f"what makes at most {MOST_TRIALS}")
+            asha = "budget" if self.budget else "trials"
+            keys = {"hyperband": "R", "halving": "trials", "asha": asha}
+            schema.refuse(
+                self.where,
+                keys.get(self.method, "space"),
+                f"{trials} trials",
+                f"what makes at most {MOST_TRIALS}",
+            )
         return plan
 
     def shortage(self) -> str | None:
@@ -138,8 +161,17 @@ def parse_search(text: str, *, where: str) -> Search:
     del table["schema"]
     search = Search(where=where, **table)
     _check_method(search, where)
+    for key in ("packing", "against"):
+        check_packing(search, getattr(search, key), where=where, key=key)
     search.brackets()
     return search
+
+
+def check_packing(search: Search, packing: str | None, *, where: str, key: str = "") -> None:
+    """Refuse packs that are chosen for a whole rung where a method does not know one beforehand."""
+    if search.method == "asha" and packing not in (None, *AS_THEY_COME):
+        accepted = f"{' or '.join(AS_THEY_COME)} with method asha: a rung's trainings are not known before"
+        schema.refuse(where, key, repr(packing), accepted)
 
 
 def environment_of(search: Search) -> PythonEnvironment | None:
@@ -156,7 +188,10 @@ def _check_method(search: Search, where: str) -> None:
     if search.method == "random" and search.trials is None:
         schema.refuse(where, "trials", "missing", "how many configurations method random tries")
     if search.method in ("hyperband", "grid") and search.trials is not None:
-        schema.refuse(where, "trials", repr(search.trials), "only with the methods halving and random")
+        schema.refuse(where, "trials", repr(search.trials), "only with the methods asha, halving and random")
+    for key in ("budget", "parallel"):
+        if search.method != "asha" and getattr(search, key) is not None:
+            schema.refuse(where, key, repr(getattr(search, key)), "only with method asha")
     if search.method == "grid":
         for axis in search.space.axes():
             if axis.size is None:

@@ -1,8 +1,8 @@
 """A search as a source of jobs: from what is known of its jobs so far, all jobs that should exist by now.
 
 Nothing is remembered between calls, so nothing is lost in a crash: whoever submits the jobs that are missing,
-by name, goes on where the search was. Which of a rung's trials go on is decided when all its jobs are final,
-and so does not depend on the order in which they end.
+by name, goes on where the search was. Here which of a rung's trials go on is decided when all its jobs are
+final, and so does not depend on the order in which they end; `asynchronous` does not wait for that.
 """
 
 from __future__ import annotations
@@ -102,8 +102,12 @@ class JobSource(ABC):
         self._sign = -1.0 if search.mode == "max" else 1.0
 
     @abstractmethod
-    def jobs(self, outcomes: Outcomes) -> list[RungJob]:
-        """All jobs that should exist by now, in the order of submission."""
+    def jobs(self, outcomes: Outcomes, at_once: int = 1) -> list[RungJob]:
+        """All jobs that should exist by now, in the order of submission.
+
+        `at_once`: for how many unfinished ones there is room; it counts where there is always one more that
+        could be tried.
+        """
 
     def existing(self, outcomes: Outcomes) -> list[RungJob]:
         """As `jobs`, but where asking for jobs makes new ones: those there are."""
@@ -223,7 +227,7 @@ class Tuning(JobSource):
             self._configs = search.space.sample(wanted, search.seed)
         self._made: dict[tuple[int, int], RungJob] = {}
 
-    def jobs(self, outcomes: Outcomes) -> list[RungJob]:
+    def jobs(self, outcomes: Outcomes, at_once: int = 1) -> list[RungJob]:
         """All jobs that should exist by now, in the order of submission.
 
         Outcomes that become known only add jobs, each at a place of its own, whatever their order.

@@ -26,9 +26,9 @@ from hpcsched.core.machine import Machine
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
-from hpcsched.tuning import Search, Tuning, parse_search, read_search
+from hpcsched.tuning import Search, parse_search, read_search, source_of
 from hpcsched.tuning.feeding import Feeder, check_results, outcomes_of
-from hpcsched.tuning.search import PACKINGS, environment_of
+from hpcsched.tuning.search import PACKINGS, check_packing, environment_of
 from hpcsched.tuning.source import JobSource
 
 SHOWN = 10
@@ -84,7 +84,7 @@ def tune(
     learning_curves: Path | None,
     **options: Any,
 ) -> int:
-    """Search the space in SEARCH.toml: Hyperband, with trials trained as one where there are more than GPUs.
+    """Search the space in SEARCH.toml: Hyperband or ASHA; trials train as one where there are more than GPUs.
 
     Each trial of a rung is a job of the run (status, logs and explain know it); a search that was stopped or
     killed goes on with --resume. See docs/tuning.md.
@@ -93,6 +93,8 @@ def tune(
         check_chart(learning_curves, "--learning-curves")
     asked = read_search(search)
     asked = replace(asked, packing=packing or asked.packing)
+    check_packing(asked, packing, where="--packing")
+    check_packing(asked, compare, where="--compare")
     compare = compare or asked.against
     root = find_run(ctx, options["dir_"]).root
     once_more = {**options, "dir_": f"{root}-{compare}"}
@@ -137,7 +139,7 @@ def _search(
         _check_same(asked, kept, file)
     if (short := asked.shortage()) and not options["quiet"]:
         click.echo(f"hpcsched: {short}", err=True)
-    source, text = Tuning(asked), file.read_text(encoding="utf-8")
+    source, text = source_of(asked), file.read_text(encoding="utf-8")
     results: list[SearchResult] = []
 
     def display(machine: Machine) -> SearchDisplay:
@@ -174,7 +176,20 @@ def _search(
 def _check_same(asked: Search, kept: Path, file: Path) -> None:
     """Refuse to go on with a search that has become another one: its trials would not be the same."""
     before = parse_search(kept.read_text(encoding="utf-8"), where=str(kept))
-    for key in ("trainer", "metric", "mode", "method", "R", "eta", "unit", "seed", "trials", "args", "space"):
+    for key in (
+        "trainer",
+        "metric",
+        "mode",
+        "method",
+        "R",
+        "eta",
+        "unit",
+        "seed",
+        "trials",
+        "budget",
+        "args",
+        "space",
+    ):
         if getattr(asked, key) != getattr(before, key):
             raise ConfigError(
                 where=str(file),

@@ -68,6 +68,14 @@ def test_each_method_plans_its_rungs():
     assert rungs('method = "grid"', tables=FINITE) == [((6, 27),)]
     assert rungs('method = "halving"') == [((27, 1), (9, 3), (3, 9), (1, 27))]
     assert rungs('method = "halving"', "trials = 100") == [((100, 1), (33, 3), (11, 9), (3, 27))]
+    assert rungs('method = "asha"') == rungs('method = "halving"')
+    assert rungs('method = "asha"', "trials = 100") == rungs('method = "halving"', "trials = 100")
+    # Each of 27 trials costs 3 epochs in the mean, and one may be expected to come to the end.
+    assert rungs('method = "asha"', "budget = 81") == [((27, 1), (9, 3), (3, 9), (1, 27))]
+    assert rungs('method = "asha"', "budget = 324") == [((108, 1), (36, 3), (12, 9), (4, 27))]
+    assert rungs('method = "asha"', "budget = 324", "trials = 30") == [((30, 1), (10, 3), (3, 9), (1, 27))]
+    assert rungs('method = "asha"', "budget = 80") == [((11, 3), (3, 9), (1, 27))]
+    assert rungs('method = "asha"', "budget = 27") == [((1, 27),)]
     # All configurations of a finite space are one bracket, that begins where one of them comes to the end.
     assert rungs('method = "halving"', tables=FINITE) == [((6, 9), (2, 27))]
 
@@ -83,6 +91,7 @@ def test_a_space_of_fewer_configurations_than_asked_for_is_said():
     assert len(Tuning(few).jobs({})) == 6
 
 
+ASHA = 'method = "asha"\n'
 BIG = "[space]\nn = { int = [1, 1000000] }\n"
 CASES = [
     ("unreadable TOML", "schema = [", "", "not valid TOML", "TOML"),
@@ -121,7 +130,7 @@ CASES = [
         GOOD + 'method = "bayes"\n' + SPACE,
         "method",
         "'bayes'",
-        '"hyperband", "halving", "random" or "grid"',
+        '"hyperband", "asha", "halving", "random" or "grid"',
     ),
     ("method as a list", GOOD + "method = []\n" + SPACE, "method", "[]", "hyperband"),
     (
@@ -135,7 +144,21 @@ CASES = [
     ("checkpoints", GOOD + 'checkpoints = "none"\n' + SPACE, "checkpoints", "'none'", '"best" or "all"'),
     ("trials", GOOD + 'method = "random"\ntrials = 0\n' + SPACE, "trials", "0", "1 to"),
     ("no trials", GOOD + 'method = "random"\n' + SPACE, "trials", "missing", "method random"),
-    ("trials of hyperband", GOOD + "trials = 9\n" + SPACE, "trials", "9", "only with the methods halving"),
+    (
+        "trials of hyperband",
+        GOOD + "trials = 9\n" + SPACE,
+        "trials",
+        "9",
+        "only with the methods asha, halving",
+    ),
+    ("budget of hyperband", GOOD + "budget = 99\n" + SPACE, "budget", "99", "only with method asha"),
+    ("parallel of hyperband", GOOD + "parallel = 4\n" + SPACE, "parallel", "4", "only with method asha"),
+    ("parallel", GOOD + ASHA + "parallel = 0\n" + SPACE, "parallel", "0", "1 to"),
+    ("a budget below R", GOOD + ASHA + "budget = 26\n" + SPACE, "budget", "26", "at least R, 27"),
+    ("a huge budget", GOOD + ASHA + "budget = 1e9\n" + SPACE, "budget", "trials", "at most 100000"),
+    ("a huge asha", GOOD + ASHA + BIG, "trials", "1000000 trials", "at most 100000"),
+    ("packs of a rung", GOOD + ASHA + 'packing = "knn"\n' + SPACE, "packing", "'knn'", "off or auto"),
+    ("against", GOOD + ASHA + 'against = "batch"\n' + SPACE, "against", "'batch'", "off or auto"),
     ("an endless grid", GOOD + 'method = "grid"\n' + SPACE, "space.lr", "log", "int or choice"),
     ("a huge grid", GOOD + 'method = "grid"\n' + BIG, "space", "1000000 trials", "at most 100000"),
     ("a huge halving", GOOD + 'method = "halving"\n' + BIG, "trials", "1000000 trials", "at most 100000"),

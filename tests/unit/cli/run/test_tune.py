@@ -40,7 +40,7 @@ def tune(tmp_path, text, *words):
     [
         ("R = 9", "R = 9\neta = 1", "search.toml: eta: 1; accepted: a number above 1"),
         ("R = 9", "R = 0", "search.toml: R: 0; accepted: the largest budget of one trial"),
-        ("R = 9", "R = 9\nbudget = 3", "search.toml: budget: unknown key"),
+        ("R = 9", "R = 9\nlimit = 3", "search.toml: limit: unknown key"),
         ("mode", "direction", "search.toml: direction: unknown key"),
         ("{ log = [1e-3, 1.0] }", "{ log = [0, 1.0] }", "search.toml: space.lr"),
         ("{ log = [1e-3, 1.0] }", "{ gauss = [0, 1.0] }", "search.toml: space.lr"),
