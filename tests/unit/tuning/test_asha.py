@@ -160,7 +160,6 @@ def test_there_is_always_as_much_to_do_as_there_is_room_for(source, seed, at_onc
         running = sum(job.name not in before or before[job.name].state is None for job in jobs)
         begun = sum(job.rung == 0 for job in jobs)
         assert running <= at_once
-        bounded = source.search.budget is not None
         # With trials left and no budget, nobody ever waits for the results of others.
         if source.search.budget is None and begun < most_of(source.search):
             assert running == at_once

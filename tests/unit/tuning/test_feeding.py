@@ -12,7 +12,7 @@ from hpcsched.core.model import Kind
 from hpcsched.errors import ConfigError
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_profile
-from hpcsched.tuning import Tuning, parse_search
+from hpcsched.tuning import Tuning, parse_search, source_of
 from hpcsched.tuning.feeding import Feeder, outcomes_of
 
 SEARCH = """
@@ -33,7 +33,7 @@ lr = {{ log = [1e-3, 1.0] }}
 
 
 def feeder(rest=""):
-    source = Tuning(parse_search(SEARCH.format(rest=rest), where="search.toml"))
+    source = source_of(parse_search(SEARCH.format(rest=rest), where="search.toml"))
     return Feeder(source, workdir=Path("/somewhere"), user="ada")
 
 
@@ -173,3 +173,81 @@ def test_with_a_strategy_of_the_paper_s_every_training_is_told_its_pack(packing)
     if packing == "batch":
         assert all(len(set(batches)) == 1 for batches in packs.values())
     assert [spec.strategy for spec in feed(Driver(gpus=2).machine)] == [spec.strategy for spec in new]
+
+
+@pytest.mark.parametrize(
+    ("rest", "trainings"),
+    [
+        ("trials = 30", 16),
+        ('trials = 30\npacking = "off"', 2),
+        ("trials = 30\nparallel = 5", 5),
+        ("trials = 3", 3),
+    ],
+    ids=["packs of 8", "one a GPU", "as the file says", "all there are"],
+)
+def test_asha_has_as_many_trainings_as_gpus_and_packs_have_room_for(rest, trainings):
+    driver, feed = Driver(gpus=2), feeder(f'method = "asha"\n{rest}')
+    names = [spec.name for spec in submit(driver, feed)]
+    assert len(names) == trainings and submit(driver, feed) == []
+    driver.runs(names[0])
+    driver.exits(names[0], 0, 10, 10, metrics={"accuracy": 0.1})
+    assert len(submit(driver, feed)) == (0 if trainings == 3 else 1)
+
+
+def test_a_trial_that_asha_has_chosen_goes_on_before_its_rung_is_complete():
+    driver, feed = Driver(gpus=9), feeder('method = "asha"\ntrials = 9\npacking = "off"')
+    names = [spec.name for spec in submit(driver, feed)]
+    for name, value in zip(names[:3], (0.1, 0.3, 0.2), strict=True):
+        driver.runs(name)
+        driver.exits(name, 0, 10, 10, metrics={"accuracy": value})
+    (again,) = submit(driver, feed)
+    assert (again.continues, again.after, again.epochs) == (names[1], (names[1],), 3.0)
+
+
+def in_simulation(method, *, gpus, trials=81, packing="off"):
+    """A search over trials of which one in four is ten times as slow: the machine, and its search."""
+    rest = f'method = "{method}"\ntrials = {trials}\npacking = "{packing}"'
+    text = SEARCH.format(rest=rest).replace("R = 9", "R = 27") + "width = { choice = [1, 2, 3, 40] }\n"
+    feed = Feeder(source_of(parse_search(text, where="search.toml")), workdir=Path("/somewhere"))
+
+    def in_steps(machine):
+        return [
+            replace(
+                spec,
+                model="slow" if spec.args["width"] == 40 else "fast",
+                steps=round((spec.epochs - (spec.epochs / 3 if spec.continues else 0)) * 10),
+                training=None,
+            )
+            for spec in feed(machine)
+        ]
+
+    machine = Simulation(
+        (),
+        [a_profile("slow", [1.0]), a_profile("fast", [10.0])],
+        gpus=gpus,
+        source=in_steps,
+        metrics=lambda spec: {"accuracy": -abs(spec.args["lr"] - 0.1)},
+    ).run()
+    assert feed.source.finished(outcomes_of(machine))
+    return machine, feed.source
+
+
+def test_in_a_simulation_asha_waits_for_no_slow_trial_where_halving_does():
+    found = {}
+    for method in ("halving", "asha"):
+        machine, source = in_simulation(method, gpus=9)
+        jobs = machine.run.jobs.values()
+        whole_s = min(job.ended_s for job in jobs if job.spec.name.endswith("-r3"))
+        found[method] = whole_s, max(job.ended_s for job in jobs), source.best(outcomes_of(machine)).metric
+    # Halving's rungs wait for the ten times as long of the slow trials, with most of the GPUs free.
+    assert found["asha"][0] < 0.7 * found["halving"][0]
+    assert found["asha"][1] < found["halving"][1]
+    assert found["asha"][2] == found["halving"][2], "the best learning rate of these is the best in each rung"
+
+
+def test_a_search_by_asha_is_the_same_when_it_is_run_again():
+    stories = []
+    for _ in range(2):
+        machine, _ = in_simulation("asha", gpus=3, trials=27, packing="auto")
+        stories.append([(job.spec.name, job.started_s, job.ended_s) for job in machine.run.jobs.values()])
+    assert stories[0] == stories[1]

@@ -127,6 +127,32 @@ def test_a_search_that_is_killed_goes_on_to_the_same_end(bench: Bench, packing: 
 
 
 @pytest.mark.slow
+def test_asha_goes_on_after_a_kill_with_what_it_had_decided(bench: Bench) -> None:
+    file = prepare(bench, packing="auto")
+    file.write_text(file.read_text().replace("eta = 3", 'eta = 3\nmethod = "asha"\ntrials = 20'))
+    (bench.folder / "slow").touch()
+    agent = bench.start(file, "--devices", "cpu:2", command="tune")
+    bench.until(lambda: any("-r1" in name for name in bench.states()), "one was chosen to go on")
+    agent.kill()
+    agent.wait()
+    before = bench.states()
+    assert sum("-r0" in name for name in before) <= 20
+    (bench.folder / "slow").unlink()
+    done = bench("tune", file, "--devices", "cpu:2", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    page = json.loads(done.stdout)
+    machine, _ = bench.replayed()
+    jobs = machine.run.by_name
+    assert before.keys() <= jobs.keys()
+    assert all(len(machine.run.job_of(name).attempts) == 1 for name in before if before[name] == "COMPLETED")
+    assert len(page["trials"]) == 20 and "3 of 3 rungs done" in done.stderr
+    assert {trial["state"] for trial in page["trials"]} == {"stopped", "finished"}
+    assert page["best"]["metric"] == min(trial["metric"] for trial in page["trials"])
+    best = load_checkpoint(page["best"]["checkpoint"])
+    assert best["step"] == page["best"]["budget"] * 6
+
+
+@pytest.mark.slow
 def test_a_search_does_not_go_on_as_another_one(bench: Bench) -> None:
     search(bench, prepare(bench, packing="off"), "run")
     refused = bench("tune", prepare(bench, packing="off", seed=8), "--devices", "cpu:2", "--resume")
