@@ -16,11 +16,12 @@ from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.shared_use import SharedUse
 
-RULES = 3
+RULES = 4
 """The version of the rules by which decisions are made in lives that begin now (see docs/adr/0030).
 
 1: all that 0.1.0 to 0.2.0 decided. 2: packs by what was measured of them. 3: failures before a newer
-checkpoint do not count, if nobody knows its step either.
+checkpoint do not count, if nobody knows its step either. 4: of packs that were measured a job joins first the
+one with most of its own model.
 """
 
 

@@ -26,6 +26,9 @@ from hpcsched.planning.packing.speeds import MemberKind, Speeds
 COST_MODEL = 2
 """The version of the rules from which on packs are chosen by what was measured of them."""
 
+OWN_MODEL_FIRST = 4
+"""The version from which on a job joins first where most of its own model train, if that was measured."""
+
 WINDOW = 100
 """Waiting jobs that are looked at: a decision must not take time in the length of the queue."""
 
@@ -236,8 +239,14 @@ class _Measured:
 
     def best(self, places: Mapping[int, list[Job]], job: Job) -> int:
         """The GPU of these that a job is to join: where all are done soonest, as far as that was measured;
-        else, and of those that are equal, where the fewest train, and the most similar ones (section 5.3)."""
-        like = sorted(places, key=lambda gpu: (*_fit(job, places[gpu]), gpu))
+        else where most of its own model train, if it was measured what they gain; of those that are equal,
+        where the fewest train, and the most similar ones (section 5.3)."""
+        gains = self._view.rules >= OWN_MODEL_FIRST and costs_of(self._view.loaded(job)) is not None
+        own = {
+            gpu: sum(other.spec.model == job.spec.model for other in jobs) if gains else 0
+            for gpu, jobs in places.items()
+        }
+        like = sorted(places, key=lambda gpu: (-own[gpu], *_fit(job, places[gpu]), gpu))
         if speeds := self.speeds([job, *(other for jobs in places.values() for other in jobs)]):
             kinds = {gpu: [_kind(other) for other in places[gpu]] for gpu in like}
             gpu = best_place(speeds, kinds, _kind(job))

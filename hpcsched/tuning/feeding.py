@@ -78,10 +78,16 @@ class Feeder:
     def _order(self, job: RungJob) -> tuple[Any, ...]:
         """First rungs first, and those of all brackets next to each other that have most choices in common:
         jobs that come one after the other are packed together, and models that are alike gain most by that.
-        With batches of other sizes they share little, so that choice comes first."""
-        axes = (axis for axis in self.source.search.space.axes() if axis.values)
-        choices = sorted(axes, key=lambda axis: (axis.name not in BATCH_KEYS, len(axis.values)))
-        return job.rung, *(axis.values.index(job.args[axis.name]) for axis in choices), job.trial
+        With batches of other sizes they share little, so that choice comes first; models that may be computed
+        as one gain more by being the same, and of those the longest begins, so that others are there with it
+        for as long as can be."""
+        search, own = self.source.search, self.source.search.architecture
+        axes = [axis for axis in search.space.axes() if axis.values and not own]
+        axes += [axis for axis in search.space.axes() if own and axis.name in (*own, *BATCH_KEYS)]
+        batch_first = search.exact or not own
+        axes.sort(key=lambda axis: ((axis.name in BATCH_KEYS) != batch_first, len(axis.values)))
+        places = (axis.coordinate(job.args[axis.name]) for axis in axes)
+        return job.rung, *places, -job.budget if own else 0, job.trial
 
     def _table(self, job: RungJob, pack: str | None) -> dict[str, Any]:
         """A rung's job as a job file would have it."""
@@ -92,13 +98,19 @@ class Feeder:
             **length,
             **({"continues": job.continues} if job.continues else {}),
             "name": job.name,
-            "model": search.trainer.partition(":")[2],
+            "model": self._model(job),
             "trainer": search.trainer,
             "args": dict(job.args),
             "gpus": 1,
             "strategy": self._strategy(pack),
             "keep_checkpoints": 1,
         }
+
+    def _model(self, job: RungJob) -> str:
+        """The name of its model, by which what is measured of one goes for all of it."""
+        name = self.source.search.trainer.partition(":")[2]
+        chosen = (f"{key}={job.args[key]}" for key in self.source.search.architecture)
+        return "-".join((name, *chosen))
 
     def _strategy(self, pack: str | None) -> str | dict[str, Any]:
         if self.source.search.packing == "off":

@@ -41,9 +41,12 @@ def _member(job: RungJob) -> PackMember:
 
 
 def _axes(search: Search) -> tuple[distance.DistanceAxis, ...]:
-    """The axes of the search's space, as distances are measured."""
-    found = []
+    """The axes of the search's space, as distances are measured: those that make another model or batch, if
+    the search says which do."""
+    found, own = [], search.architecture
     for axis in search.space.axes():
+        if own and axis.name not in (*own, *BATCH_KEYS):
+            continue
         values = None
         if axis.kind == "numeric" and axis.values:
             values = tuple(sorted(float(value) for value in axis.values))

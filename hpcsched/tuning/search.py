@@ -51,6 +51,11 @@ KEYS = {
     "packing": schema.one_of(*PACKINGS),
     "against": schema.one_of(*PACKINGS),
     "exact": schema.flag(),
+    "architecture": schema.many(
+        schema.text("the name of an argument"),
+        "a list of arguments in space that make another model",
+        least=1,
+    ),
     "checkpoints": schema.one_of("best", "all"),
     "args": schema.table("a table of arguments that all trials share"),
     "defaults": schema.table(f"a table of {', '.join(DEFAULTS)}"),
@@ -69,8 +74,9 @@ class Search:
     method makes). `budget`: how much all trials together may train, in `unit` (None: no bound), and
     `parallel`: how many of their jobs may be unfinished at once (None: as many as there is room for), both
     with method asha. `against`: with which packing to search once more, to compare. `exact`: each training
-    gives to the last bit what it gives alone, in whatever pack it is. `checkpoints`: whose are kept. `where`:
-    the file, for errors.
+    gives to the last bit what it gives alone, in whatever pack it is. `architecture`: the arguments
+    in the space that make another model; trials in which all others differ only may be computed as one
+    (empty: not known). `checkpoints`: whose are kept. `where`: the file, for errors.
     """
 
     trainer: str
@@ -88,6 +94,7 @@ class Search:
     parallel: int | None = None
     against: str | None = None
     exact: bool = True
+    architecture: tuple[str, ...] = ()
     checkpoints: str = "best"
     args: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -158,6 +165,8 @@ def parse_search(text: str, *, where: str) -> Search:
             where, f"space.{name}", "in args too", "an argument is either fixed in args, or searched"
         )
     table["space"] = space
+    if "architecture" in table:
+        table["architecture"] = _architecture(table["architecture"], space, where)
     del table["schema"]
     search = Search(where=where, **table)
     _check_method(search, where)
@@ -196,6 +205,16 @@ def _check_method(search: Search, where: str) -> None:
         for axis in search.space.axes():
             if axis.size is None:
                 schema.refuse(where, f"space.{axis.name}", axis.written, "int or choice, with method grid")
+
+
+def _architecture(names: list[str], space: Space, where: str) -> tuple[str, ...]:
+    """The arguments that make another model, in the order of the space."""
+    finite = [axis.name for axis in space.axes() if axis.size is not None]
+    for number, name in enumerate(names):
+        if name not in finite or name in names[:number]:
+            accepted = f"each once of space's choices and whole numbers: {', '.join(finite) or 'none'}"
+            schema.refuse(where, "architecture", repr(name), accepted)
+    return tuple(name for name in finite if name in names)
 
 
 def _check_job(table: Mapping[str, Any], where: str) -> None:
