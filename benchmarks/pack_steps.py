@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from common import Report, main, median, ms
@@ -73,10 +73,11 @@ def measure(options: argparse.Namespace) -> Report:
 
 
 class Case:
-    """So many trainings of one kind at one batch size."""
+    """So many trainings of one kind at one batch size, or each at one of its own."""
 
-    def __init__(self, net: str, size: int, batch: int) -> None:
+    def __init__(self, net: str, size: int, batch: int, batches: Sequence[int] = ()) -> None:
         self.net, self.size, self.batch = net, size, batch
+        self.batches = batches or [batch] * size
         self.name = f"{net}_b{batch}_n{size}"
         self.chosen: list[str] = []
 
@@ -129,6 +130,26 @@ class Case:
         making_s = _cpu_s(_together(pack), 1)
         return max(0.0, making_s - _cpu_s(_together(pack), 5) / 5)
 
+    def samples_s(self, mode: str, samples: int) -> tuple[float, float]:
+        """CPU seconds until each training has seen so many samples: one after the other, and in a pack whose
+        members go through them at the same pace."""
+        alone_s = 0.0
+        for seed in range(self.size):
+            training = self.alone(seed)
+            _alone([training])(10)
+            alone_s += _cpu_s(_alone([training]), samples // self.batches[seed])
+        pack = self.packed(mode)
+        while any(group.first or group.wanted is None for group in pack.groups):
+            pack.step()
+        _together(pack)(50)
+        pack.settle()
+        began, wanted = sum(m.session.samples for m in pack.members), samples * self.size
+        began_s = time.process_time()
+        while (seen := sum(m.session.samples for m in pack.members) - began) < wanted:
+            pack.step()
+        pack.settle()
+        return alone_s, (time.process_time() - began_s) * wanted / seen
+
     def alone(self, seed: int) -> Iterator[None]:
         """As `ddp` trains, a step at a time."""
         from hpcsched.worker.session.data_parallel import DataParallel
@@ -160,7 +181,7 @@ class Case:
             model=model,
             optimizer=torch.optim.SGD(model.parameters(), lr=0.01 * (seed + 1), momentum=0.9),
             dataset=(x, y),
-            global_batch=self.batch,
+            global_batch=self.batches[seed],
             loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
         )
 

@@ -31,7 +31,7 @@ class Interference:
 
     def factor(self, machine: Machine, job: Job) -> float:
         """The share of its own speed that a running job has now."""
-        if machine.mechanism(Packing).used and job.gpus and (pack := _pack(machine, job)):
+        if machine.mechanism(Packing).used and job.gpus and (pack := pack_of(machine, job)):
             return _packed(machine, job, pack)
         if len(members := machine.mechanism(Sharing).with_it(job)) > 1:
             wanted = sum(_busy(machine, member) for member in members)
@@ -49,7 +49,7 @@ def _busy(machine: Machine, job: Job) -> float:
     return 1.0 if known is None else known
 
 
-def _pack(machine: Machine, job: Job) -> list[Job]:
+def pack_of(machine: Machine, job: Job) -> list[Job]:
     """Who trains as one with a job, itself among them; empty if it is by itself."""
     riders = machine.mechanism(Packing).packs.on(job.gpus)
     holder = machine.own.holder.get(job.gpus[0])
@@ -65,11 +65,11 @@ def _packed(machine: Machine, job: Job, pack: list[Job]) -> float:
     average; what was not measured takes as long as one after the other, and so do models of different kinds.
     """
     kinds = Counter(member.spec.model for member in pack)
-    together_s = sum(_a_sample(machine, member, kinds[member.spec.model]) for member in pack)
-    return min(1.0, _a_sample(machine, job) / together_s)
+    together_s = sum(a_sample(machine, member, kinds[member.spec.model]) for member in pack)
+    return min(1.0, a_sample(machine, job) / together_s)
 
 
-def _a_sample(machine: Machine, job: Job, packed: int | None = None) -> float:
+def a_sample(machine: Machine, job: Job, packed: int | None = None) -> float:
     """What a model's part of a sample takes, alone or as one of so many in a pack, in seconds (of a step,
     where it is not known how many samples that has)."""
     profile = machine.estimates.profile(job)

@@ -26,7 +26,8 @@ def ladder(
 ) -> Bracket:
     """The rungs that the trials climb, and about how many reach each: as in successive halving.
 
-    It begins at the least budget of which one trial can still be expected to reach the whole.
+    It begins as low as leaves one trial that can be expected to reach the whole: within `budget` one of half
+    the trials that it pays for, as some go on that would not have.
 
     Args:
         most: R, the largest budget of one trial, at least 1.
@@ -48,9 +49,9 @@ def ladder(
     for s in range(exact.last, -1, -1):
         least = exact.bracket(s, 1, whole)
         each = sum(step / exact.eta**i for i, step in enumerate(map(Fraction, steps_of(least))))
-        count = int(Fraction(str(budget)) / each)
-        count = count if trials is None else min(count, trials)
-        if s == 0 or exact.eta**s <= count:
+        paid = int(Fraction(str(budget)) / each)
+        count = paid if trials is None else min(paid, trials)
+        if s == 0 or (2 * exact.eta**s <= paid and exact.eta**s <= count):
             return exact.bracket(s, count, whole)
     raise AssertionError("s = 0 was the last")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from hpcsched.tuning.asha import best_of, steps_of
 from hpcsched.tuning.search import MOST_TRIALS, Search
@@ -72,25 +73,17 @@ class AshaTuning(JobSource):
         """How much is done; what is to come is taken to be as if all went as planned."""
         rungs = self._rungs(outcomes)
         done = self._closed(rungs)
-        counts: list[int] = []
-        for i, rung in enumerate(rungs):
-            if i < done:
-                counts.append(len(rung.jobs))
-                continue
-            planned = int(counts[-1] / self.search.eta) if counts else self._ladder.trials
-            counts.append(max(len(rung.jobs), min(planned, len(self._configs))))
+        begun = 0 if done else min(self._ladder.trials, len(self._configs))
+        counts = self._to_come(rungs, begun=begun)
+        counts[:done] = [len(rung.jobs) for rung in rungs[:done]]
         ended = [rung.ended for rung in rungs]
-        budget_done, budget = (
-            math.fsum(count * step for count, step in zip(numbers, self._steps, strict=True))
-            for numbers in (ended, counts)
-        )
         return TrialProgress(
             rungs_done=done,
             rungs=len(rungs),
             jobs_done=sum(ended),
             jobs=sum(counts),
-            budget_done=budget_done,
-            budget=budget,
+            budget_done=self._cost(ended),
+            budget=self._cost(counts),
         )
 
     def _undecided(self, jobs: Sequence[RungJob], outcomes: Outcomes) -> set[tuple[int, int]]:
@@ -116,28 +109,50 @@ class AshaTuning(JobSource):
 
     def _next(self, rungs: Sequence[_Rung]) -> RungJob | None:
         """Algorithm 2's `get_job`: the promotion that reaches highest, or a new trial; None: neither is
-        there, or the budget is used up."""
+        there, or the budget does not allow it."""
         places = (self._joins(rungs, i) for i in range(len(rungs) - 1, -1, -1))
         return next((job for job in places if job is not None), None)
 
     def _joins(self, rungs: Sequence[_Rung], i: int) -> RungJob | None:
         """The job that could join a rung now."""
-        if not self._affords(rungs, self._steps[i]):
-            return None
         if i == 0:
             trial = len(rungs[0].jobs)
-            return self._job(trial, 0) if trial < len(self._configs) else None
-        before = rungs[i - 1]
-        best = best_of(before.losses, before.ended, self.search.eta)
-        return next((self._job(trial, i) for trial in best if trial not in rungs[i].jobs), None)
+            found = self._job(trial, 0) if trial < len(self._configs) else None
+        else:
+            before = rungs[i - 1]
+            best = best_of(before.losses, before.ended, self.search.eta)
+            found = next((self._job(trial, i) for trial in best if trial not in rungs[i].jobs), None)
+        return found if found is None or self._affords(rungs, i) else None
 
-    def _affords(self, rungs: Sequence[_Rung], step: float) -> bool:
-        """Whether so much more is within the budget. What has failed counts as if it had trained to its end:
-        a search of which nothing works ends, too."""
+    def _affords(self, rungs: Sequence[_Rung], i: int) -> bool:
+        """Whether one more in a rung leaves enough of the budget for all that may go on. What has failed
+        counts as if it had trained to its end: a search of which nothing works ends, too."""
         if self.search.budget is None:
             return True
-        used = math.fsum(len(rung.jobs) * each for rung, each in zip(rungs, self._steps, strict=True))
-        return used + step <= self.search.budget * (1 + ROUNDING)
+        counts = self._to_come(rungs, more=i)
+        return self._cost(counts) <= self.search.budget * (1 + ROUNDING)
+
+    def _to_come(self, rungs: Sequence[_Rung], *, begun: int = 0, more: int | None = None) -> list[int]:
+        """How many each rung has in the end, if no more than one in eta go on from now on.
+
+        Args:
+            begun: so many trials begin, if there are not more already.
+            more: a rung that one more joins now.
+        """
+        counts: list[int] = []
+        for i, rung in enumerate(rungs):
+            there = len(rung.jobs) + (i == more)
+            if i == 0:
+                counts.append(max(there, begun))
+                continue
+            before, all_before = rungs[i - 1], counts[-1]
+            able = all_before - (before.ended - len(before.losses))
+            counts.append(max(there, min(int(all_before / Fraction(str(self.search.eta))), able)))
+        return counts
+
+    def _cost(self, counts: Sequence[int]) -> float:
+        """The budget that so many trainings in each rung take."""
+        return math.fsum(count * step for count, step in zip(counts, self._steps, strict=True))
 
     def _closed(self, rungs: Sequence[_Rung]) -> int:
         """How many rungs, from the first on, are as they will be at the end."""

@@ -70,11 +70,11 @@ def test_each_method_plans_its_rungs():
     assert rungs('method = "halving"', "trials = 100") == [((100, 1), (33, 3), (11, 9), (3, 27))]
     assert rungs('method = "asha"') == rungs('method = "halving"')
     assert rungs('method = "asha"', "trials = 100") == rungs('method = "halving"', "trials = 100")
-    # Each of 27 trials costs 3 epochs in the mean, and one may be expected to come to the end.
-    assert rungs('method = "asha"', "budget = 81") == [((27, 1), (9, 3), (3, 9), (1, 27))]
+    # Each of 54 trials costs 3 epochs in the mean, and two may be expected to come to the end.
+    assert rungs('method = "asha"', "budget = 162") == [((54, 1), (18, 3), (6, 9), (2, 27))]
     assert rungs('method = "asha"', "budget = 324") == [((108, 1), (36, 3), (12, 9), (4, 27))]
     assert rungs('method = "asha"', "budget = 324", "trials = 30") == [((30, 1), (10, 3), (3, 9), (1, 27))]
-    assert rungs('method = "asha"', "budget = 80") == [((11, 3), (3, 9), (1, 27))]
+    assert rungs('method = "asha"', "budget = 161") == [((23, 3), (7, 9), (2, 27))]
     assert rungs('method = "asha"', "budget = 27") == [((1, 27),)]
     # All configurations of a finite space are one bracket, that begins where one of them comes to the end.
     assert rungs('method = "halving"', tables=FINITE) == [((6, 9), (2, 27))]
