@@ -3,7 +3,7 @@
 Whenever there is room for a training, the best trial that is in the top 1/eta of its rung, by the results
 that are there, goes on to the next one; where none is, a new trial begins in the first rung. So nothing waits
 until a rung is complete. Some trials go on that would not have, had all results been known: of n trials about
-the square root of n (section 3.2).
+the square root of n.
 """
 
 from __future__ import annotations
