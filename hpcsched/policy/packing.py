@@ -241,7 +241,8 @@ class _Measured:
         """The GPU of these that a job is to join: where all are done soonest, as far as that was measured;
         else where most of its own model train, if it was measured what they gain; of those that are equal,
         where the fewest train, and the most similar ones (section 5.3)."""
-        gains = self._view.rules >= OWN_MODEL_FIRST and costs_of(self._view.loaded(job)) is not None
+        stacks = self._view.rules >= OWN_MODEL_FIRST and job.spec.strategy.get("mode") != "loop"
+        gains = stacks and costs_of(self._view.loaded(job)) is not None
         own = {
             gpu: sum(other.spec.model == job.spec.model for other in jobs) if gains else 0
             for gpu, jobs in places.items()

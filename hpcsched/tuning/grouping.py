@@ -28,7 +28,7 @@ def packs_of(jobs: Sequence[RungJob], search: Search, *, devices: int) -> dict[s
         speeds=Speeds(()),
         limits=PackLimits(),
         devices=devices,
-        axes=_axes(search),
+        axes=axes_of(search),
         seed=search.seed,
     )
     return {member.name: pack[0].name for pack in STRATEGIES[search.packing](problem) for member in pack}
@@ -40,7 +40,7 @@ def _member(job: RungJob) -> PackMember:
     return PackMember(name=job.name, model="", batch=size, config=job.args)
 
 
-def _axes(search: Search) -> tuple[distance.DistanceAxis, ...]:
+def axes_of(search: Search) -> tuple[distance.DistanceAxis, ...]:
     """The axes of the search's space, as distances are measured: those that make another model or batch, if
     the search says which do."""
     found, own = [], search.architecture

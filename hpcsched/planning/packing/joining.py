@@ -2,7 +2,8 @@
 
 Trainings are taken in their order. One joins the device on which it and all that train there are done
 soonest, if that is sooner than if it trained there after them; else it waits. That is known of packs of one
-model; of several models together it is not, and the simple rule counts: the fewest members first.
+model; of several models together it is not, and the simple rule counts: the fewest members first, but most of
+its own model before that if it is known what these gain.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def best_place(
 ) -> Place | None:
     """The place, of those with room for the newcomer, that it is to join; None: it waits.
 
-    `places` are in the order of the simple rule, the fewest members first: that counts where a place has
-    other models too, and where several are equally good.
+    `places` are with the fewest members first. Where a place has other models too, that with most of its own
+    model is taken, if packs of it were measured; of those that are equally good the first one.
     """
     good = {
         place: members
@@ -72,4 +73,10 @@ def best_place(
     }
     if all(measured(members, newcomer) for members in good.values()):
         return min(good, key=lambda place: joining_s(speeds, good[place], newcomer)[0], default=None)
-    return next(iter(good))
+    gains = bool(speeds.costs[newcomer.key].points)
+    return max(good, key=lambda place: gains and own_model(good[place], newcomer))
+
+
+def own_model(members: Sequence[MemberKind], newcomer: MemberKind) -> int:
+    """How many of these are of the newcomer's model."""
+    return sum(member.key.model == newcomer.key.model for member in members)

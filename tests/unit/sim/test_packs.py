@@ -65,6 +65,16 @@ def test_they_are_spread_over_the_gpus_and_go_where_others_are_like_them():
     assert gpus == [0, 1] * 4
 
 
+@pytest.mark.parametrize(("mode", "model"), [("auto", "small"), ("loop", "small"), ("auto", "unknown")])
+def test_one_goes_where_its_own_model_trains_if_that_is_known_to_gain(mode, model):
+    """Else, and also where models are computed one after the other, it goes where the fewest train."""
+    models = (model, "plain", model, model, "plain")
+    jobs = [packed(f"j{i}", name, strategy={"mode": mode}) for i, name in enumerate(models)]
+    gpus = [job.attempts[0].gpus[0] for job in run(jobs, gpus=2).run.jobs.values()]
+    known = (mode, model) == ("auto", "small")
+    assert gpus == ([0, 1, 0, 0, 1] if known else [0, 1, 0, 1, 0])
+
+
 def test_what_is_known_to_gain_nothing_is_not_packed():
     """Two large models take 0.21 s a step together, 0.1 s each one after the other."""
     machine = run([packed(f"j{i}", "large") for i in range(3)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_profile
 from hpcsched.tuning import Tuning, parse_search, source_of
 from hpcsched.tuning.feeding import Feeder, outcomes_of
+from hpcsched.tuning.grouping import axes_of
 
 SEARCH = """
 schema = 1
@@ -67,6 +69,54 @@ def test_trials_with_batches_of_one_size_come_one_after_the_other():
     batches = [spec.args["batch"] for spec in feed(Driver(gpus=1).machine)]
     assert batches == sorted(batches, key=[64, 16, 32].index)
     assert set(batches) == {64, 16, 32}
+
+
+ADAPTERS = """
+batch = { choice = [4, 8] }
+alpha = { choice = [8, 16] }
+rank = { choice = [4, 8, 16, 64] }
+dropout = { uniform = [0.0, 0.1] }
+"""
+
+
+def adapters(lines=""):
+    """What a search over LoRA adapters submits: the first rung of 60 trials."""
+    text = SEARCH.format(rest=f'method = "halving"\ntrials = 60\n{lines}') + ADAPTERS
+    return submit(
+        Driver(gpus=2), Feeder(source_of(parse_search(text, where="s.toml")), workdir=Path("/somewhere"))
+    )
+
+
+def runs_of(specs, *keys):
+    """How often what these arguments are changes from one job to the next."""
+    values = [tuple(spec.args[key] for key in keys) for spec in specs]
+    return 1 + sum(one != other for one, other in pairwise(values)), len(set(values))
+
+
+def test_adapters_that_differ_only_in_alpha_and_rates_are_next_to_each_other_if_the_rank_is_the_model():
+    pieces, kinds = runs_of(adapters(), "rank", "batch")
+    assert pieces > kinds  # all choices count, alpha too
+    named = adapters('exact = false\narchitecture = ["rank"]')
+    assert runs_of(named, "rank") == (4, 4)
+    assert runs_of(named, "rank", "batch") == (8, 8)
+    assert {spec.model for spec in named} == {f"Digits-rank={rank}" for rank in (4, 8, 16, 64)}
+    exact = adapters('architecture = ["rank"]')  # they share batches, and are not computed as one
+    assert runs_of(exact, "batch") == (2, 2) and runs_of(exact, "batch", "rank") == (8, 8)
+
+
+def test_of_one_model_the_longest_comes_first():
+    text = SEARCH.format(rest='exact = false\narchitecture = ["rank"]') + "rank = { int = [1, 2] }\n"
+    feed = Feeder(source_of(parse_search(text, where="s.toml")), workdir=Path("/somewhere"))
+    specs = submit(Driver(gpus=2), feed)
+    keys = [(spec.args["rank"], -spec.epochs) for spec in specs]
+    assert keys == sorted(keys)
+
+
+def test_only_what_makes_another_model_or_batch_counts_for_how_far_trials_are_apart():
+    lines = 'packing = "knn"\narchitecture = ["rank"]'
+    for architecture, names in (("", "lr batch alpha rank dropout"), (lines, "batch rank")):
+        found = parse_search(SEARCH.format(rest=architecture) + ADAPTERS, where="s.toml")
+        assert [axis.name for axis in axes_of(found)] == names.split()
 
 
 def test_packing_off_is_data_parallel_and_steps_are_steps():
