@@ -42,7 +42,7 @@ MADE = ROOT / ".venv-frameworks/newest/transformers/bin/python"
 MAKE = "packaging/framework_envs.sh newest transformers"
 MODULES = ("peft", "transformers", "torch")
 
-SLOTS, STEPS, QUICK_STEPS = 2, 2500, 40
+SLOTS, STEPS, QUICK_STEPS = 2, 2000, 40
 SIZE = {"width": 64, "layers": 2, "tokens": 32}
 JOBS = (
     {"rank": 4, "alpha": 8, "lr": 1e-2, "batch": 4},
@@ -59,7 +59,7 @@ SAMPLES = sum(job["batch"] for job in JOBS)
 GAIN, CLOSE = 2.0, 1e-6
 
 WIDTHS, BATCHES, MEMBERS = (64, 128, 256), (1, 4), (4, 8)
-LOOK_S = 0.4
+LOOK_S = 0.5
 WAY_S, RATIOS_S, BUDGET_S = 900.0, 900.0, 480.0
 
 MODES_SAID = re.compile(r"steps of those that are alike: (.+)")
@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> Report:
     report = Report(output=options.output)
     python = options.python or next((p for p in (sys.executable, str(MADE)) if lacks(p) is None), None)
     if python is None:
-        report.row("packs of adapters", f"not measured: no PEFT here; {MAKE} makes an environment that has it")
+        report.row("packs of adapters", f"not measured: no PEFT here; {MAKE} makes an environment")
         return report
     if why := lacks(python):
         print(f"adapters.py: --python {python}: {why}; {MAKE} makes one", file=sys.stderr)
@@ -94,21 +94,20 @@ def measure(options: argparse.Namespace) -> Report:
     with Scratch.make() as scratch:
         scratch.env |= {"PYTHONPATH": f"{HERE}:{ROOT}", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         eight = Eight(scratch, python, QUICK_STEPS if options.quick else STEPS)
-        alone = eight.hpcsched("one a slot", packed=False)
-        packs = eight.hpcsched("packs", packed=True)
-        two = eight.plain("two at a time", SLOTS)
-        all_at_once = eight.plain("all at once", len(JOBS))
-        names = (
-            ("each alone, one a slot", alone),
-            ("packs", packs),
-            ("plain programs, two at a time", two),
-            ("plain programs, all at once", all_at_once),
-        )
-        for words, way in names:
-            _note(report, words, way, eight.samples)
-        for words, way in names:
-            if way is not packs:
-                _compare(report, words, way, packs, judged=way is alone and not options.quick)
+        ways = {
+            "each alone, one a slot": lambda: eight.hpcsched("one a slot", packed=False),
+            "packs": lambda: eight.hpcsched("packs", packed=True),
+            "plain programs, two at a time": lambda: eight.plain("two at a time", SLOTS),
+            "plain programs, all at once": lambda: eight.plain("all at once", len(JOBS)),
+        }
+        found = {}
+        for words, go in ways.items():
+            found[words] = go()
+            _note(report, words, found[words], eight.samples)
+        packs = found.pop("packs")
+        alone, *_ = found.values()
+        for words, way in found.items():
+            _compare(report, words, way, packs, judged=way is alone and not options.quick)
         _differ(report, alone.adapters, packs.adapters)
         _ratios(report, scratch, python, end, quick=options.quick)
     return report
@@ -145,7 +144,8 @@ class Eight:
         lines += ['strategy = "packed"'] if packed else []
         for number in range(len(JOBS)):
             args = ", ".join(f"{k} = {json.dumps(v)}" for k, v in self._args(number, record).items())
-            lines += ["[[job]]", f'name = "lora-{number}"', f'model = "lora-{number}"', f"args = {{ {args} }}"]
+            name = f"lora-{number}"
+            lines += ["[[job]]", f'name = "{name}"', f'model = "{name}"', f"args = {{ {args} }}"]
         file = self._scratch.folder / f"{record.name}.toml"
         file.write_text("\n".join([*lines, ""]))
         run = self._scratch.folder / f"run-{record.name}"
@@ -258,9 +258,10 @@ def _note(report: Report, words: str, way: Way, samples: int) -> None:
 
 def _compare(report: Report, words: str, way: Way, packs: Way, *, judged: bool) -> None:
     gain, whole = way.trains_s / packs.trains_s, way.makespan_s / packs.makespan_s
+    memory = packs.peak_mib / way.peak_mib
     report.row(
         f"... packs against {words}",
-        f"{gain:.2f}x the samples/s, {whole:.2f}x with starts, {packs.peak_mib / way.peak_mib:.0%} of its memory",
+        f"{gain:.2f}x the samples/s, {whole:.2f}x with starts, {memory:.0%} of its memory",
         goal=f"at least {GAIN:g}x the samples/s" if judged else "",
         ok=gain >= GAIN if judged else None,
     )

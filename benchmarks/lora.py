@@ -6,6 +6,8 @@ have it:
 It knows nothing of hpcsched. `Record` leaves in FOLDER what a training did and when, whoever makes its steps.
 """
 
+import copy
+import functools
 import json
 import logging
 import os
@@ -53,9 +55,30 @@ def training(
     `dtype`: of what is frozen; `tokens`: of a sample; `seed`: of the adapter's weights.
     """
     import torch
-    import transformers
     from peft import LoraConfig, get_peft_model
     from torch.nn.functional import cross_entropy
+
+    base = copy.deepcopy(_base(kind, width, layers, tokens, words, dtype))
+    targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
+    torch.manual_seed(seed)
+    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
+    model = get_peft_model(base, config)
+    samples = torch.randint(0, words, (SAMPLES, tokens), generator=torch.Generator().manual_seed(1))
+
+    def loss(model: Any, batch: Any) -> Any:
+        (ids,) = batch
+        logits = model(input_ids=ids).logits[:, :-1]
+        each = cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+        return each.view(len(ids), -1).mean(1)
+
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return Training(model, torch.optim.AdamW(trained, lr=lr), samples, loss)
+
+
+@functools.lru_cache(maxsize=1)  # to draw the weights of a larger one takes seconds
+def _base(kind: str, width: int, layers: int, tokens: int, words: int, dtype: str) -> Any:
+    import torch
+    import transformers
 
     torch.manual_seed(0)
     heads = max(2, width // 64)
@@ -68,20 +91,7 @@ def training(
         size = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
         size |= {"intermediate_size": 8 * width // 3, "max_position_embeddings": tokens}
         base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**many, **size))
-    targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
-    torch.manual_seed(seed)
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, task_type="CAUSAL_LM")
-    model = get_peft_model(base.to(getattr(torch, dtype)), config)
-    samples = torch.randint(0, words, (SAMPLES, tokens), generator=torch.Generator().manual_seed(1))
-
-    def loss(model: Any, batch: Any) -> Any:
-        (ids,) = batch
-        logits = model(input_ids=ids).logits[:, :-1]
-        each = cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
-        return each.view(len(ids), -1).mean(1)
-
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return Training(model, torch.optim.AdamW(trained, lr=lr), samples, loss)
+    return base.to(getattr(torch, dtype))
 
 
 class Record:

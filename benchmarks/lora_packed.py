@@ -116,28 +116,28 @@ class Comparison:
 
     def loop(self) -> Callable[[], None]:
         """A step of each, as a pack's loop makes it."""
-        # A pack of each: one of all that is to loop lets those with small batches make more steps.
-        packs = [self.pack("loop", [number]) for number in range(len(self.args))]
-
-        def step() -> None:
-            for one in packs:
-                one.step()
-
-        return step
+        return self._together(self.pack("loop"))
 
     def adapters(self) -> Callable[[], None]:
         """A step of all on one pass of the frozen model. Raises ConfigError where that cannot be."""
-        together = self.pack("adapters", range(len(self.args)))
+        return self._together(self.pack("adapters"))
 
+    def _together(self, pack: Pack) -> Callable[[], None]:
         def step() -> None:
-            together.step()
+            pack.step()
 
         return step
 
-    def pack(self, mode: str, numbers: Sequence[int], **more: Any) -> Pack:
-        """Some of them, in their mode."""
-        members = [load(self.parts(n, **more), name=str(n), steps=10**9) for n in numbers]
-        together = pack(members, mode=mode, device=self.device)
+    def pack(self, mode: str, **more: Any) -> Pack:
+        """All of them, in a mode."""
+        members = [
+            load(self.parts(number, **more), name=str(number), steps=10**9)
+            for number in range(len(self.args))
+        ]
+        # A pack that is to loop lets those with small batches make more steps; one that may choose does not.
+        together = pack(members, mode="auto" if mode == "loop" else mode, device=self.device)
+        for group in together.groups:
+            group.wanted = mode
         for _ in range(FIRST_STEPS):
             together.step()
         return together
@@ -179,7 +179,7 @@ class Comparison:
                 model = next(training)
             alone.append(_adapter(model))
             training.close()
-        together = self.pack("adapters", range(len(self.args)), dtype=dtype)
+        together = self.pack("adapters", dtype=dtype)
         members = together.members
         while members[0].session.step < steps:
             together.step()

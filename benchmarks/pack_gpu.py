@@ -5,6 +5,7 @@
 
 As in the pack paper (figures 4 and 6): MLP-3, MobileNetV2, ResNet-50 and DenseNet-121, 2 to 8 of them at a
 batch of 32, and 2 of them at batches up to 100; IMPV (Eq. 3) against each alone, and the peak of the memory.
+Eight MLP-3 with batches from 20 to 70 are a stack for each batch, and one that fills up the smaller ones.
 First it is checked that each way trains what a training alone does. Then what packs have to beat: as many
 processes, one training each, with and without NVIDIA's multi-process service. What is refused, finds no
 memory or is not reached in time is noted and does no harm to the rest; `--output` holds what is known after
@@ -44,6 +45,8 @@ WINDOW_S, LEAST_STEPS, SLICES = 0.6, 3, 3
 MOST_STEPS_TO_BEGIN = 400
 BUDGET_S = 570.0
 RIVALS = ("processes", "mps")
+UNEQUAL, QUICK_UNEQUAL = (20, 20, 35, 35, 50, 50, 70, 70), (2, 2, 3)
+"""Batches of trainings of which a stack may fill up the smaller ones."""
 SLOWER = 0.02
 """What `auto` may lose against each training alone, one after the other."""
 CLOSE = 1e-6
@@ -84,6 +87,8 @@ def measure(options: argparse.Namespace) -> Report:
             bench.compare(net, size, batch)
         for net in options.nets:
             bench.compare_processes(net, size, batch)
+    if "mlp-3" in options.nets:
+        bench.compare_unequal("mlp-3", QUICK_UNEQUAL if options.quick else UNEQUAL)
     for larger in () if options.quick or options.sizes else BATCHES:
         for net in options.nets:
             bench.compare(net, 2, larger)
@@ -181,6 +186,36 @@ class Bench:
             ok=None if self.quick or auto is None else auto >= -SLOWER,
         )
 
+    def compare_unequal(self, net: str, batches: Sequence[int]) -> None:
+        """As many of a network with batches of their own: each alone in turn, a stack of those of each batch
+        (`equal`), one of all (`ragged`), and what `auto` takes."""
+        name, words = f"{net}_unequal", []
+        what = f"{len(batches)} of `{net}` at batches {', '.join(map(str, dict.fromkeys(batches)))}: IMPV"
+        if time.monotonic() > self.deadline:
+            self.report.row(what, "not reached in time")
+            return
+        alone_s = sum(median(self.alone_s(net, batch)[0]) for batch in batches)
+        ways = {
+            "equal": ("stacked", [[b] * batches.count(b) for b in dict.fromkeys(batches)]),
+            "ragged": ("stacked", [batches]),
+            "auto": ("auto", [batches]),
+        }
+        for way, (mode, packs) in ways.items():
+            self.clear()
+            try:
+                found = [self.steps_s(self.pack_of(net, some, mode)) for some in packs]
+            except (ConfigError, OutOfMemory, Failed) as error:
+                words.append(f"{way} {short(error)}")
+                continue
+            samples = [sum(each) for each in zip(*(samples for samples, _ in found), strict=True)]
+            impv = 1 - median(samples) / alone_s
+            self.report.results[f"{name}_{way}_step_s"] = samples
+            self.report.results[f"{name}_{way}_ratio"] = [1 - impv]
+            words.append(f"{way} {impv:+.0%}" + (f" ({found[0][1]})" if way == "auto" else ""))
+        self.clear()
+        words.append(f"each alone {ms(alone_s)} together")
+        self.report.row(what, "; ".join(words))
+
     def compare_processes(self, net: str, size: int, batch: int) -> None:
         """So many of a network, each in a process of its own: what packs have to beat."""
         name, words = f"{net}_b{batch}_n{size}", []
@@ -241,15 +276,19 @@ class Bench:
 
     def packed_s(self, net: str, size: int, batch: int, mode: str) -> tuple[list[float], str]:
         """Seconds of a step of a pack; and what `auto` has taken."""
-        together = self.packed(net, size, batch, mode)
+        samples, taken = self.steps_s(self.packed(net, size, batch, mode))
+        return samples, f", {taken}" if mode == "auto" else ""
+
+    def steps_s(self, together: Pack) -> tuple[list[float], str]:
+        """Seconds of a step of a pack that is in its mode; and that mode."""
         for _ in range(MOST_STEPS_TO_BEGIN):
             group = together.groups[0]
             if group.wanted is not None and group.mode == group.wanted:
                 break
             together.step()
         together.settle()
-        samples = self.timed(together.step, steps=10 if together.groups[0].mode == "turns" else None)
-        return samples, f", {together.groups[0].mode}" if mode == "auto" else ""
+        mode = together.groups[0].mode
+        return self.timed(together.step, steps=10 if mode == "turns" else None), mode
 
     def timed(self, step: Callable[[], object], *, steps: int | None = None) -> list[float]:
         """Seconds of a step, some times."""
@@ -296,8 +335,12 @@ class Bench:
             yield parts.model
 
     def packed(self, net: str, size: int, batch: int, mode: str) -> Pack:
+        return self.pack_of(net, [batch] * size, mode)
+
+    def pack_of(self, net: str, batches: Sequence[int], mode: str) -> Pack:
+        """Of trainings with these batches."""
         members = []
-        for seed in range(size):
+        for seed, batch in enumerate(batches):
             parts = self.parts(net, seed, batch)
             # As in a run no two trainings have generators of one seed, nor has the process that of one of
             # them: a graph's capture looks at that.

@@ -29,6 +29,8 @@ MODES = ("loop", "stacked", "auto")
 GOALS = {2: 0.20, 8: 0.50}
 """By trainings, what packing has to save of small ones at the middle batch."""
 WORST = 0.02
+UNEQUAL, QUICK_UNEQUAL = (20, 20, 35, 35, 50, 50, 70, 70), (20, 20, 35)
+"""Batches of trainings of which a stack may fill up the smaller ones."""
 
 
 def measure(options: argparse.Namespace) -> Report:
@@ -63,6 +65,8 @@ def measure(options: argparse.Namespace) -> Report:
             goal="" if goal is None else f"the best at least {goal:.0%}",
             ok=None if goal is None else max(saved.values()) >= goal,
         )
+    for net in ("mlp", "wide"):
+        _unequal(report, net, quick=options.quick)
     setups = [s for name, samples in report.results.items() if name.endswith("setup_s") for s in samples]
     report.row(
         "making a stack: tracing it and checking it", f"{ms(median(setups))}, at most {ms(max(setups))}"
@@ -77,7 +81,7 @@ class Case:
 
     def __init__(self, net: str, size: int, batch: int, batches: Sequence[int] = ()) -> None:
         self.net, self.size, self.batch = net, size, batch
-        self.batches = batches or [batch] * size
+        self.batches: Sequence[int] = tuple(batches) or (batch,) * size
         self.name = f"{net}_b{batch}_n{size}"
         self.chosen: list[str] = []
 
@@ -95,18 +99,18 @@ class Case:
 
     def compare(self, rounds: int) -> dict[str, list[float]]:
         """The same for one making of all trainings."""
-        modes = [mode for mode in MODES if self.size > 1 or mode != "stacked"]
-        packs = {mode: self.packed(mode) for mode in modes}
+        packs = self.packs()
         trainings = {key: [self.alone(seed) for seed in range(self.size)] for key in ("separate", "again")}
         ways: dict[str, Callable[[int], None]] = {key: _alone(some) for key, some in trainings.items()}
-        ways |= {mode: _together(pack) for mode, pack in packs.items()}
-        for pack in packs.values():
+        ways |= {mode: _together(*some) for mode, some in packs.items()}
+        every = [pack for some in packs.values() for pack in some]
+        for pack in every:
             while any(group.first or group.wanted is None for group in pack.groups):
                 pack.step()
-        self.chosen.append(packs["auto"].groups[0].wanted)
+        self.chosen.append(packs["auto"][0].groups[0].wanted)
         for way in ways.values():  # everybody has its memory, and no turn is begun
             way(10)
-        for pack in packs.values():
+        for pack in every:
             pack.settle()
         steps = self.steps(ways["separate"])
         draw = random.Random(0)
@@ -161,11 +165,17 @@ class Case:
             strategy.train_step()
             yield
 
-    def packed(self, mode: str) -> Any:
+    def packs(self) -> dict[str, list[Any]]:
+        """By way, the packs of which each makes a step then."""
+        modes = [mode for mode in MODES if self.size > 1 or mode != "stacked"]
+        return {mode: [self.packed(mode)] for mode in modes}
+
+    def packed(self, mode: str, seeds: Sequence[int] | None = None) -> Any:
+        """A pack of these, or of all."""
         from hpcsched.worker.packed import load, pack
 
-        members = [load(self.parts(seed), name=str(seed), steps=10**9) for seed in range(self.size)]
-        return pack(members, mode=mode)
+        seeds = range(self.size) if seeds is None else seeds
+        return pack([load(self.parts(seed), name=str(seed), steps=10**9) for seed in seeds], mode=mode)
 
     def parts(self, seed: int) -> Any:
         import torch
@@ -184,6 +194,40 @@ class Case:
             global_batch=self.batches[seed],
             loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1], reduction="none"),
         )
+
+
+class Unequal(Case):
+    """Trainings of one kind with batches of their own."""
+
+    def __init__(self, net: str, batches: Sequence[int]) -> None:
+        super().__init__(net, len(batches), max(batches))
+        self.name, self.batches = f"{net}_unequal", batches
+
+    def packs(self) -> dict[str, list[Any]]:
+        """`equal`: a stack of those of each batch; `ragged`: one of all, filled up."""
+        alike: dict[int, list[int]] = {}
+        for seed, batch in enumerate(self.batches):
+            alike.setdefault(batch, []).append(seed)
+        return {
+            # A pack of each: in one pack that is to loop those with small batches make more steps.
+            "loop": [self.packed("loop", [seed]) for seed in range(self.size)],
+            "equal": [self.packed("stacked", seeds) for seeds in alike.values()],
+            "ragged": [self.packed("stacked")],
+            "auto": [self.packed("auto")],
+        }
+
+
+def _unequal(report: Report, net: str, *, quick: bool) -> None:
+    case = Unequal(net, QUICK_UNEQUAL if quick else UNEQUAL)
+    found = case.run(1, QUICK_ROUNDS) if quick else case.run(INSTANCES[case.size], ROUNDS)
+    report.results |= {f"{case.name}_{key}": samples for key, samples in found.items()}
+    step_s = {key.removesuffix("_step_s"): median(samples) for key, samples in found.items()}
+    alone = median(found["separate_step_s"] + found["again_step_s"])
+    shares = ", ".join(f"{way} {1 - step_s[way] / alone:+.0%}" for way in ("loop", "equal", "ragged", "auto"))
+    report.row(
+        f"{case.size} of `{net}` at batches {', '.join(map(str, dict.fromkeys(case.batches)))}: IMPV",
+        f"{shares} of {ms(alone)}; `auto` takes {' or '.join(sorted(set(case.chosen)))}",
+    )
 
 
 _SHAPES = {"mlp": (64,), "wide": (3072,), "broad": (3072,), "cnn": (3, 8, 8)}
@@ -212,10 +256,11 @@ def _alone(trainings: list[Iterator[None]]) -> Callable[[int], None]:
     return go
 
 
-def _together(pack: Any) -> Callable[[int], None]:
+def _together(*packs: Any) -> Callable[[int], None]:
     def go(steps: int) -> None:
         for _ in range(steps):
-            pack.step()
+            for pack in packs:
+                pack.step()
 
     return go
 

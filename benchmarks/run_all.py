@@ -43,6 +43,7 @@ DEADLINES_S = {
     "pack_plans": 600,
     "pack_steps": 1800,
     "packed_hyperband": 1800,
+    "adapters": 1800,
     "vsw_plans": 300,
     "vsw_forecast": 1800,
     "vsw_cluster": 900,

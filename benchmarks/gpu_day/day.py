@@ -66,6 +66,7 @@ PARTS = (
     Part("layers", 150, "layer profiles against whole steps"),
     Part("mps", 90, "NVIDIA's multi-process service: devices, limits, a client that is killed"),
     Part("packs", 220, "packs against processes"),
+    Part("adapters", 240, "adapters on one frozen model: one pass for all against each alone"),
     Part("shares", 440, "eight plain programs on one GPU, with shares and without"),
     Part("vsw", 140, "stream workers"),
     Part("two-ranks", 100, "two ranks on one GPU"),

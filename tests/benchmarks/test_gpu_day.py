@@ -34,7 +34,7 @@ FIGURES = {
     "lanes": {"vgg16"},
     "layers": {"vgg16_profile", "vgg16_sums_s", "vgg16_steps_s"},
     "mps": {"names", "limit", "rate_by_percent", "foreground_and_background_rates"},
-    "packs": {"mlp-3_b2_n2_auto_step_s", "mlp-3_b2_n2_processes_step_s"},
+    "packs": {"mlp-3_b2_n2_auto_step_s", "mlp-3_b2_n2_processes_step_s", "mlp-3_unequal_ragged_step_s"},
     "shares": {"one after the other: took_s", "side by side: took_s", "parts: makespan_s"},
     "vsw": {"mlp-3_local_4_samples_per_s", "mlp-3_decision_s"},
     "nccl": {"destroy_init_s", "abort_threads", "peers_used_mib"},

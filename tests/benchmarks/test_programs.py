@@ -59,7 +59,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("cpu_shares", {"rests_5ms_0.5_cores", "stopped_spin_0.5_cores", "holder_cores", "rest_s"}),
         ("ps_simulated", {"A_paper_alone_dtconfig_jct_h", "B_hpcsched_trace_fixed_queueing_h"}),
         ("pack_plans", {"plan_of_10_s", "v100_paired_as_measured_over_best"}),
-        ("pack_steps", {"mlp_b8_n2_separate_step_s", "cnn_b8_n2_auto_step_s"}),
+        ("pack_steps", {"mlp_b8_n2_separate_step_s", "mlp_unequal_ragged_step_s", "cnn_b8_n2_auto_step_s"}),
         ("packed_hyperband", {"digits_off_wall_s", "digits_auto_wall_s", "mlp_off_on_1_search_s"}),
         ("policies", {"exclusive_jct_over_bound", "marble_makespan_over_bound", "planner_longest_plan_s"}),
     ],
@@ -99,7 +99,7 @@ def test_all_programs_that_have_samples_are_run(tmp_path: Path) -> None:
     programs = {path.stem for path in BENCHMARKS.glob("*.py")}
     helpers = {"common", "run_all", "exact_digits", "marble_training", "resize_training"}
     helpers |= {"allocations", "lanes_gpu", "networks", "pack_gpu", "side_by_side", "vsw_gpu"}
-    helpers |= {"vsw_policies"}
+    helpers |= {"vsw_policies", "lora", "lora_packed"}
     assert all(name in done.stderr for name in programs - helpers)
 
 
