@@ -54,8 +54,7 @@ JOBS = (
     {"rank": 16, "alpha": 32, "lr": 3e-3, "batch": 4},
     {"rank": 8, "alpha": 16, "lr": 1e-2, "batch": 3},
 )
-SAMPLES = sum(job["batch"] for job in JOBS)
-"""Of a step of all."""
+QUICK_JOBS = 3
 GAIN, CLOSE = 2.0, 1e-6
 
 WIDTHS, BATCHES, MEMBERS = (64, 128, 256), (1, 4), (4, 8)
@@ -93,17 +92,17 @@ def measure(options: argparse.Namespace) -> Report:
     end = time.monotonic() + options.budget_s
     with Scratch.make() as scratch:
         scratch.env |= {"PYTHONPATH": f"{HERE}:{ROOT}", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        eight = Eight(scratch, python, QUICK_STEPS if options.quick else STEPS)
+        eight = Eight(scratch, python, quick=options.quick)
         ways = {
             "each alone, one a slot": lambda: eight.hpcsched("one a slot", packed=False),
             "packs": lambda: eight.hpcsched("packs", packed=True),
             "plain programs, two at a time": lambda: eight.plain("two at a time", SLOTS),
-            "plain programs, all at once": lambda: eight.plain("all at once", len(JOBS)),
+            "plain programs, all at once": lambda: eight.plain("all at once", len(eight.jobs)),
         }
         found = {}
         for words, go in ways.items():
             found[words] = go()
-            _note(report, words, found[words], eight.samples)
+            _note(report, f"{len(eight.jobs)} adapters, {words}", found[words], eight.samples)
         packs = found.pop("packs")
         alone, *_ = found.values()
         for words, way in found.items():
@@ -115,26 +114,29 @@ def measure(options: argparse.Namespace) -> Report:
 
 def lacks(python: str) -> str | None:
     """What a Python lacks to train adapters; None: nothing."""
-    code = f"import importlib.util as u; print(*[m for m in {MODULES} if u.find_spec(m) is None])"
+    code = f"import importlib.util as u; print('lacks', *[m for m in {MODULES} if u.find_spec(m) is None])"
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
     except OSError as error:
         return str(error.strerror)
-    if done.returncode:
+    said, *lacking = done.stdout.split() or [""]
+    if done.returncode or said != "lacks":
         return "is no Python"
-    return f"has no {', '.join(done.stdout.split())}" if done.stdout.strip() else None
+    return f"has no {', '.join(lacking)}" if lacking else None
 
 
 class Eight:
-    """The eight trainings, and ways to make them."""
+    """The eight trainings (three of them, if `quick`), and ways to make them."""
 
-    def __init__(self, scratch: Scratch, python: str, steps: int) -> None:
-        self._scratch, self._python, self._steps = scratch, python, steps
-        self.samples = steps * SAMPLES
+    def __init__(self, scratch: Scratch, python: str, *, quick: bool) -> None:
+        self._scratch, self._python = scratch, python
+        self._steps = QUICK_STEPS if quick else STEPS
+        self.jobs = JOBS[:QUICK_JOBS] if quick else JOBS
+        self.samples = self._steps * sum(job["batch"] for job in self.jobs)
 
     def _args(self, number: int, record: Path) -> dict[str, Any]:
         about = {"name": f"lora-{number}", "record": str(record), "steps": self._steps, "seed": number}
-        return {**about, **SIZE, **JOBS[number]}
+        return {**about, **SIZE, **self.jobs[number]}
 
     def hpcsched(self, name: str, *, packed: bool) -> Way:
         """With `hpcsched run`."""
@@ -142,7 +144,7 @@ class Eight:
         lines = ["schema = 1", "[defaults]", 'trainer = "lora_packed:Tuning"']
         lines += [f"python = {json.dumps(self._python)}", f"steps = {self._steps}", "gpus = 1"]
         lines += ['strategy = "packed"'] if packed else []
-        for number in range(len(JOBS)):
+        for number in range(len(self.jobs)):
             args = ", ".join(f"{k} = {json.dumps(v)}" for k, v in self._args(number, record).items())
             name = f"lora-{number}"
             lines += ["[[job]]", f'name = "{name}"', f'model = "{name}"', f"args = {{ {args} }}"]
@@ -165,7 +167,7 @@ class Eight:
         record = self._folder(name)
         waiting = [
             [self._python, str(HERE / "lora.py"), json.dumps(self._args(number, record))]
-            for number in range(len(JOBS))
+            for number in range(len(self.jobs))
         ]
         began, end = time.time(), time.monotonic() + WAY_S
         with contextlib.ExitStack() as stack:
@@ -192,7 +194,7 @@ class Eight:
         import torch
 
         spans: dict[int, list[float]] = {}
-        for number in range(len(JOBS)):
+        for number in range(len(self.jobs)):
             times = steps_in(record / f"lora-{number}.steps")
             if len(times) != self._steps:
                 raise RuntimeError(f"{record.name}: {len(times)} steps of {self._steps}")
@@ -250,7 +252,7 @@ def _note(report: Report, words: str, way: Way, samples: int) -> None:
     }
     modes = f"; modes: {way.modes}" if way.modes else ""
     report.row(
-        f"eight adapters, {words}",
+        words,
         f"makespan {way.makespan_s:.1f} s, without starts {way.trains_s:.1f} s "
         f"({samples / way.trains_s:.0f} samples/s), {way.peak_mib:.0f} MiB{modes}",
     )

@@ -171,7 +171,11 @@ class Comparison:
         return time.perf_counter()
 
     def differs(self, steps: int = CHECKED_STEPS, dtype: str = "float64") -> float:
-        """How far the adapters of a pack are from those trained alone after so many steps, at most."""
+        """How far the adapters of a pack are from those trained alone after so many steps, at most.
+
+        `steps`: more than a pack makes before it is in its mode.
+        """
+        assert steps > FIRST_STEPS
         alone = []
         for number in range(len(self.args)):
             training = self.one(number, dtype=dtype)

@@ -103,6 +103,30 @@ def test_all_programs_that_have_samples_are_run(tmp_path: Path) -> None:
     assert all(name in done.stderr for name in programs - helpers)
 
 
+@pytest.mark.torch
+def test_packs_of_adapters_are_compared_where_there_is_peft(tmp_path: Path) -> None:
+    page = run(tmp_path, "adapters")
+    if len(page["rows"]) == 1:
+        assert "framework_envs.sh" in page["rows"][0]["measured"]
+        pytest.skip("no PEFT here")
+    ways = ("each alone, one a slot", "packs", "plain programs, two at a time", "plain programs, all at once")
+    for way in ways:
+        for number in ("makespan_s", "trains_s", "samples_per_s", "peak_mib"):
+            assert page["results"][f"3 adapters, {way}: {number}"][0] > 0
+    assert {"w64_b4_n2_alone_step_s", "w64_b4_n2_loop_step_s", "w64_b4_n2_adapters_step_s"} <= page[
+        "results"
+    ].keys()
+    check_samples(page["results"])
+    assert all(row["ok"] for row in page["rows"] if "weights" in row["what"])
+
+
+def test_a_python_without_peft_is_refused_in_one_line() -> None:
+    command = [sys.executable, str(BENCHMARKS / "adapters.py"), "--quick", "--python", "/bin/true"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 2
+    assert done.stderr.startswith("adapters.py: --python /bin/true: ") and done.stderr.count("\n") == 1
+
+
 def test_status_imports_nothing_heavy(tmp_path: Path) -> None:
     page = run(tmp_path, "latency")
     assert {"status_s", "status_json_s", "help_s", "explain_s", "python_s"} <= page["results"].keys()
