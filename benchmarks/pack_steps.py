@@ -200,8 +200,8 @@ class Unequal(Case):
     """Trainings of one kind with batches of their own."""
 
     def __init__(self, net: str, batches: Sequence[int]) -> None:
-        super().__init__(net, len(batches), max(batches))
-        self.name, self.batches = f"{net}_unequal", batches
+        super().__init__(net, len(batches), max(batches), batches)
+        self.name = f"{net}_unequal"
 
     def packs(self) -> dict[str, list[Any]]:
         """`equal`: a stack of those of each batch; `ragged`: one of all, filled up."""
