@@ -60,6 +60,10 @@ class Lora(nn.Module):
         base: torch.Tensor = self.base_layer(x)
         return base + self.up(self.down(self.drop(x))) * self.scaling
 
+    def merge(self) -> None:
+        """As PEFT does: in place."""
+        self.base_layer.weight.data += self.up.weight.data @ self.down.weight.data * self.scaling
+
 
 class Copied(nn.Module):
     """A module of which a copy is trained, as by `modules_to_save`."""
@@ -123,9 +127,10 @@ class Backbone(nn.Module):
             back = torch.ones(tokens, tokens, dtype=torch.bool).tril()
             mask = back & attention_mask[:, None, None, :].bool() | torch.eye(tokens, dtype=torch.bool)
         x = self.embed(input_ids)
+        states = []
         for layer in self.layers:
-            x = layer(x, mask)
-        return {"last": x, "cache": None}
+            states.append(x := layer(x, mask))
+        return {"last": x, "first": states[0], "cache": None}
 
 
 class Base(nn.Module):

@@ -64,6 +64,9 @@ def parts_of(trainer: Trainer) -> Parts:
         mean: torch.Tensor = trainer.compute_loss(model, dict(inputs))
         return mean
 
+    theirs = type(trainer).compute_loss.__module__.partition(".")[0] in ("transformers", "trl")
+    # Their metrics: no loss depends on them. Of others' losses nobody knows.
+    loss.keeps_records_only = theirs and trainer.compute_loss_func is None  # type: ignore[attr-defined]
     return Parts(
         model=trainer.model,
         optimizer=optimizer,

@@ -10,7 +10,7 @@ import torch
 
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker.packing.adapters.frozen import Frozen, frozen_of
-from hpcsched.worker.packing.adapters.saving import FOLDER, frozen_names, write_adapter
+from hpcsched.worker.packing.adapters.saving import FOLDER, write_adapter
 from hpcsched.worker.process import rng
 from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
 from hpcsched.worker.session.replicated import Replicated
@@ -49,7 +49,7 @@ class Packed(Replicated):
             raise StoreError(f"step {self.training.step + 1} was left half-way: {self.torn}")
         state = super().state_dict(generators)
         frozen = self.frozen
-        left = frozen_names(self.training.model) if frozen is not None else ()
+        left = frozen.names(self.training.model) if frozen is not None else ()
         # A file would hold all of the pack's tensors.
         state["model"] = {name: _own(value) for name, value in state["model"].items() if name not in left}
         if frozen is not None:

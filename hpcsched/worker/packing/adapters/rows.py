@@ -27,6 +27,12 @@ class Call:
     autocast: torch.dtype | None
     gradients: bool
 
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Equal for calls that differ in nothing but numbers and sizes."""
+        kinds = [(name, type(v), getattr(v, "dtype", None)) for name, v in self.arguments.items()]
+        return tuple(kinds), self.autocast, self.gradients
+
     @classmethod
     def of(cls, takes: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """The call that is being made in this thread. Raises NotStackable for one that nobody understands."""
@@ -150,6 +156,8 @@ class Rows:
             piece = piece[:, :, :length] if piece.shape[2] == longest else piece
             return piece[..., :length] if piece.shape[3] == longest else piece
         if piece.ndim in (2, 3) and piece.shape[1] == longest:
+            if piece.ndim == 2 and piece.is_floating_point():
+                raise NotStackable("tokens and features of the frozen model cannot be told apart")
             return piece[:, :length]
         return piece
 
@@ -182,6 +190,10 @@ class Rows:
                 self.padded and values[0].ndim > 3
             ):
                 raise NotStackable(f"{name} of the frozen model is not the same kind of tensor for all")
+            if not all(
+                self._as_long(at, [value.shape[at] for value in values]) for at in range(1, values[0].ndim)
+            ):
+                raise NotStackable(f"{name} of the frozen model has a length of its own")
             return self.joined(values)
         try:
             if all(type(value) is type(values[0]) and value == values[0] for value in values):
@@ -189,6 +201,13 @@ class Rows:
         except Exception:  # whatever objects do when they are compared
             pass
         raise NotStackable(f"{name} of the frozen model is not the same for all")
+
+    def _as_long(self, at: int, sizes: Sequence[int]) -> bool:
+        """Whether a dimension is as long as each one's rows, or of one size for all that is not taken for
+        theirs."""
+        if tuple(sizes) == self.lengths:
+            return True
+        return len(set(sizes)) == 1 and not (self.padded and at == 1 and sizes[0] == self.longest)
 
     def _ones(self, member: int, like: torch.Tensor) -> torch.Tensor:
         assert self.lengths is not None

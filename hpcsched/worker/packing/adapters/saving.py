@@ -15,12 +15,6 @@ FOLDER = "adapter"
 """In the job's folder: the adapter in PEFT's own format, as it was saved last."""
 
 
-def frozen_names(model: nn.Module) -> frozenset[str]:
-    """What of a model's state is frozen."""
-    named = model.named_parameters(remove_duplicate=False)
-    return frozenset(name for name, parameter in named if not parameter.requires_grad)
-
-
 def write_adapter(model: nn.Module, folder: Path) -> None:
     """Write a model's adapter in place of the one that is there; if that fails, it is said."""
     peft_model: Any = next((module for module in model.modules() if hasattr(module, "peft_config")), None)
@@ -37,4 +31,5 @@ def write_adapter(model: nn.Module, folder: Path) -> None:
         new.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     except Exception as error:  # whatever PEFT raises: the checkpoint is what counts
+        shutil.rmtree(new, ignore_errors=True)  # half of one takes the room that the checkpoint may need
         say(f"the adapter could not be written to {folder}: {error}")
