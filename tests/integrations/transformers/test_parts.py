@@ -162,3 +162,21 @@ def test_what_cannot_be_packed_is_refused_in_a_line(odd: dict[str, Any]) -> None
 
     with pytest.raises(ConfigError, match=f"Trainer: {next(iter(odd))}: .*to be packed"):
         made()
+
+
+def test_a_merged_adapter_changes_nobody_elses_frozen_model() -> None:
+    one, other = (classified(rank, 8, 1e-2)() for rank in (2, 4))
+    together = pack([one, other], mode="loop")
+    for _ in range(6):
+        together.step()
+
+    def frozen(member: Member) -> dict[str, torch.Tensor]:
+        named = member.parts.model.named_parameters()
+        return {name: p.detach().clone() for name, p in named if name.endswith("base_layer.weight")}
+
+    before = frozen(other)
+    one.parts.evaluate = lambda model: {"parts": float(len(list(model.merge_and_unload().parameters())))}
+    one.evaluate()
+    assert before
+    for name, now in frozen(other).items():
+        assert torch.equal(before[name], now)
