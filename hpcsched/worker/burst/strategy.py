@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -26,7 +26,7 @@ from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import JobEnv
 from hpcsched.worker.ranks.backend import order_launches
 from hpcsched.worker.ranks.process_group import Peers
-from hpcsched.worker.session.session import session_of
+from hpcsched.worker.session.session import Session, session_of
 from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate, to_device
 
 MEASURE_LAYER_S = 0.02
@@ -34,18 +34,26 @@ MEASURE_LAYER_S = 0.02
 
 
 def run(trainer: Trainer, env: JobEnv, options: Burst) -> None:
-    """Train to the end, save the final state and its metrics.
+    """Train to the end, save the final state and its metrics."""
+    parts = build(trainer, env.args)
+    session, _ = begin(parts, env, options)
+    session.train(lambda: evaluate(parts))
+
+
+def begin(
+    parts: Parts, env: JobEnv, options: Burst, **session_options: Any
+) -> tuple[Session, BurstParallel]:
+    """A session of these parts, ready to make its steps, and its strategy.
 
     The plan is that of a file, for exactly as many ranks. Else one is made, from the layer profile in a file
     or as measured here at the start, and made anew at a periodic checkpoint when what was measured since says
-    that this pays.
+    that this pays. `session_options` are more of `Session`'s arguments.
     """
     local_norms = options.batch_norm == "local"
-    parts = build(trainer, env.args)
     _check_optimizer(parts.optimizer)
     strategy = BurstParallel(parts)
     order_launches()
-    session = session_of(parts, strategy)
+    session = session_of(parts, strategy, **session_options)
     example = _example(parts, session.device)
     layers = trace(parts.model, example)
     wires = Channels(session.rank, session.world_size, session.device)
@@ -66,7 +74,7 @@ def run(trainer: Trainer, env: JobEnv, options: Burst) -> None:
     if session.rank == 0:
         chooser.write(plan)
     strategy.run_by(engine, wires, None if plan_file else chooser.again)
-    session.train(lambda: evaluate(parts))
+    return session, strategy
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
