@@ -25,6 +25,9 @@ UNUSABLE = "unusable"
 LAYERS = "layers.json"
 """What is known of the times of the layers of a job's model: from the agent, then corrected by the job."""
 
+PLAN = "plan.json"
+"""By which burst plan a job trains, and what its alternatives take; of people, and `explain`."""
+
 NEVER_A_GUEST = "never-a-guest"
 """Its being there says that the job runs in nobody else's process any more, and why."""
 

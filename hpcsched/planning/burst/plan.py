@@ -45,6 +45,11 @@ class BurstPlan:
     layers: tuple[PlannedLayer, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def placement(self) -> dict[int, tuple[int, ...]]:
+        """The ranks of each layer, in the order in which they are run."""
+        return {layer.id: layer.ranks for layer in self.layers}
+
     def to_table(self) -> dict[str, Any]:
         """Its JSON form; times in seconds."""
         limit = self.amplification_limit

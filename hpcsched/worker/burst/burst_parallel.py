@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.worker.burst.channels import Channels
+from hpcsched.worker.burst.choose import Chooser
+from hpcsched.worker.burst.compare import Pace, PlanTrial
 from hpcsched.worker.burst.engine import Engine
 from hpcsched.worker.burst.feedback import EVERY, FIRST, Timing
 from hpcsched.worker.layers.graph import TracedModel, capture_inputs
+from hpcsched.worker.ranks.gradient_sum import GradientSum
 from hpcsched.worker.session.batches import coming_places, summed
 from hpcsched.worker.session.replicated import NO_INDICES, Replicated
 from hpcsched.worker.session.trainer import Parts, read
-
-Replan = Callable[[list[Timing], BurstPlan, int], Optional[BurstPlan]]
-"""On rank 0: of what was measured, the present plan and the steps left, a better plan, if there is one."""
-
 
 class BurstParallel(Replicated):
     """A strategy whose steps an `Engine` computes: each rank has some layers, and samples come and go.
@@ -30,23 +29,67 @@ class BurstParallel(Replicated):
         session.train(...)
 
     What other ranks train comes to rank 0 before every save. Ranks do not come and go in place.
+
+    With a chooser, its plan and the plain alternatives take turns at the start, and the fastest is kept; again
+    after a checkpoint, when there is a better plan, or when steps take another time than they did.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._engine: Engine | None = None
+        self._chooser: Chooser | None = None
+        self._trial: PlanTrial | None = None
+        self._kept = ""
+        self._pace = Pace()
         self._batches: tuple[Iterator[Any] | None, Iterator[Any] | None] = None, None
 
-    def run_by(self, engine: Engine, wires: Channels, replan: Replan | None = None) -> None:
-        """Compute with this engine from now on; `replan` is asked at periodic checkpoints, on rank 0."""
-        self._engine, self._wires, self._replan = engine, wires, replan
+    def run_by(self, engine: Engine, wires: Channels, chooser: Chooser | None = None) -> None:
+        """Compute with this engine from now on. The chooser, which works on rank 0, knows alternatives to its
+        plan; without one the plan is never changed."""
+        self._engine, self._wires, self._chooser = engine, wires, chooser
+        self._gradients = GradientSum(self.training.model.parameters(), self.context.peers)
         self._open()
+        if chooser is not None:
+            self._compare(chooser.alternatives(engine.plan) if self.rank == 0 else {})
+
+    @property
+    def running(self) -> str:
+        """The name of the plan that is kept; empty: there is only one, or they are being compared."""
+        return self._kept
 
     def switch(self, plan: BurstPlan) -> None:
         """Go on by another plan, between two steps, on all ranks. Raises ConfigError if it cannot be."""
         assert self._engine is not None
         self._engine.switch(plan)
         self._open()
+
+    # -- plans -----------------------------------------------------------------------------------------
+
+    def _compare(self, plans: dict[str, BurstPlan]) -> None:
+        """Begin to compare those that rank 0 names, if there are several."""
+        plans = self.context.peers.tell(plans, dict[str, BurstPlan])
+        if len(plans) > 1:
+            self._kept = ""
+            self._trial = PlanTrial(self.context.peers, plans, self._go_over, self._decided)
+
+    def _go_over(self, plan: BurstPlan) -> None:
+        assert self._engine is not None
+        if plan.placement != self._engine.plan.placement:
+            self.switch(plan)
+
+    def _decided(self, trial: PlanTrial) -> None:
+        assert self._chooser is not None
+        self._chooser.decided(trial)
+        self._pace.decided(trial.times)
+
+    def _between_plans(self) -> None:
+        """Before each step: whose turn it is."""
+        if self._trial is None:
+            self._pace.passed()
+            return
+        self._trial.between_steps()
+        if self._trial.over:
+            self._kept, self._trial = self._trial.now, None
 
     # -- a step ----------------------------------------------------------------------------------------
 
@@ -55,17 +98,42 @@ class BurstParallel(Replicated):
         return NO_INDICES
 
     def train_step(self) -> None:
+        engine, training = self._engine, self.training
+        assert engine is not None
+        self._between_plans()
+        engine.clock.on = self._trial is None and training.step % EVERY == FIRST - 1
         self._parts.optimizer.zero_grad()
-        self._compute()
+        if engine.plain and training.made and not engine.clock.on:
+            self._compute_whole(engine)
+        else:
+            self._compute(engine)
         self._parts.optimizer.step()
         if self._parts.scheduler is not None:
             self._parts.scheduler.step()
 
-    def _compute(self) -> None:
+    def _compute_whole(self, engine: Engine) -> None:
+        """The same where a rank has all layers or none: by the model itself, which costs less than layer by
+        layer. The first step of a process is not made so, as `_compute` checks more."""
+        engine.check_trained()
+        training, share, total = self.training, engine.last_share, None
+        if share:
+            (_, results), together = self._batches, len(engine.last_ranks) > 1
+            assert results is not None
+            total = summed(self._parts.loss(training.model, next(results)), len(share))
+        if self.world_size > 1:  # travels while the backward pass computes
+            self.agreement.ask()
+        training.loss = None
+        if total is not None:
+            if together:
+                self._gradients.expect()
+            (total / training.global_batch).backward()  # type: ignore[no-untyped-call]
+            if together:
+                self._gradients.complete()
+            training.loss = (total / len(share)).detach()
+
+    def _compute(self, engine: Engine) -> None:
         """Forward and backward pass of a step; then the gradients are ready for `optimizer.step`."""
-        engine, loss, training = self._engine, self._parts.loss, self.training
-        assert engine is not None
-        engine.clock.on = training.step % EVERY == FIRST - 1
+        loss, training = self._parts.loss, self.training
         engine.begin(training.samples)
         inputs, results = (batches and next(batches) for batches in self._batches)
         fed = () if inputs is None else capture_inputs(loss, training.model, inputs)
@@ -144,17 +212,20 @@ class BurstParallel(Replicated):
             self._engine.gather_state()
 
     def checkpointed(self) -> None:
-        engine, peers = self._engine, self.context.peers
-        if engine is None or self._replan is None:
+        engine, chooser, peers = self._engine, self._chooser, self.context.peers
+        if engine is None or chooser is None:
+            return
+        if self._trial is not None:
+            self._trial.disturbed()
             return
         timings = peers.gather(engine.clock.take(), list[Timing])
-        plan = None
+        plans: dict[str, BurstPlan] = {}
         if self.rank == 0:
             steps_left = self.training.last_step() - self.training.step
-            plan = self._replan([t for found in timings for t in found], engine.plan, steps_left)
-        plan = peers.tell(plan, Optional[BurstPlan])
-        if plan is not None:
-            self.switch(plan)
+            known = [t for found in timings for t in found]
+            plans = chooser.again(known, engine.plan, steps_left, due=self._pace.due(self._kept))
+        self._pace.disturbed()
+        self._compare(plans)
 
 
 def _check_calls(number: int) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -21,14 +20,9 @@ from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.planning.burst.timeline import timeline
 from hpcsched.worker.burst.channels import Channels
+from hpcsched.worker.burst.compare import ALONE, PLANNED, SHARE, SPREAD, VISIT, PlanTrial
 from hpcsched.worker.burst.feedback import Timing, corrected, pays
 from hpcsched.worker.process.contract import say, write_atomically
-
-PLAN = "plan.json"
-"""In the job's folder: what is known of the layers, and the plan that is run."""
-
-SWITCH_S = 0.02
-"""What a change of the plan costs at most, besides one step."""
 
 _PING_BYTES = 1 << 20
 _PINGS = 5
@@ -60,6 +54,7 @@ class Chooser:
     shape: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     fits: Callable[[BurstPlan], object] = lambda plan: None
     profile: LayerProfile = field(init=False)
+    planned: BurstPlan = field(init=False)
 
     def first(self) -> BurstPlan:
         """The plan to begin with.
@@ -82,23 +77,52 @@ class Chooser:
             return self._alike(error)
         return plan
 
-    def again(self, timings: list[Timing], now: BurstPlan, steps_left: int) -> BurstPlan | None:
-        """Learn from what was measured; a plan that is worth the change, if there is one."""
-        if not timings:
-            return None
-        self.profile = corrected(self.profile, timings)
-        self._keep(files.LAYERS, self.profile.to_table())
-        try:
-            new = self._plan()
-            self.fits(new)
-        except (planner.NoBurstPlan, ConfigError):
-            return None
-        now_s = self._time_us(now) / 1e6
-        if not pays(now_s, new.iter_us / 1e6, steps_left, now_s + SWITCH_S):
-            return None
-        self.write(new)
-        say(f"a plan of {new.iter_us / 1e3:.3g} ms a step takes the place of one of {now_s * 1e3:.3g} ms")
-        return new
+    def alternatives(self, plan: BurstPlan) -> dict[str, BurstPlan]:
+        """The plan and, as far as limit and model allow them, the plain ones: by name, each once."""
+        self.planned = plan
+        plain = list(self._uniform())
+        found: dict[str, BurstPlan] = {}
+        for name, one in ((SPREAD, plain[0]), (PLANNED, plan), (ALONE, plain[-1])):
+            known = [other.placement for other in found.values()]
+            if one.placement not in known and (one is plan or self._runs(one)):
+                found[name] = one
+        return found
+
+    def decided(self, trial: PlanTrial) -> None:
+        """Let the user see what plans take, and which is kept."""
+        times, plans = trial.times, trial.plans
+        compared = [
+            {
+                "name": name,
+                "predicted_s": self._time_us(plan) / 1e6,
+                "measured_s": times.get(name),
+                "refused": trial.refused.get(name),
+            }
+            for name, plan in plans.items()
+        ]
+        kept = plans[trial.now].to_table()
+        self._keep(files.PLAN, {**kept, "kept": trial.now, "compared": compared})
+        said = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in times.items())
+        say(f"{trial.now} is kept: a step takes {said}")
+
+    def again(
+        self, timings: list[Timing], now: BurstPlan, steps_left: int, *, due: bool = False
+    ) -> dict[str, BurstPlan]:
+        """Learn from what was measured; what is to be compared, if there is a plan that is worth it, or if it
+        is `due` in any case."""
+        if timings:
+            self.profile = corrected(self.profile, timings)
+            self._keep(files.LAYERS, self.profile.to_table())
+            try:
+                new = self._plan()
+                self.fits(new)
+            except (planner.NoBurstPlan, ConfigError):
+                new = self.planned
+            known = [plan.placement for plan in (self.planned, *self._uniform())]
+            now_s = self._time_us(now) / 1e6
+            if new.placement not in known and pays(now_s, new.iter_us / 1e6, steps_left, VISIT * now_s):
+                return self.alternatives(new)
+        return self.alternatives(self.planned) if due and steps_left > 1 / SHARE * VISIT else {}
 
     def _kept(self) -> LayerProfile | None:
         """What the job's folder has, if it is about this model: that may have changed since."""
@@ -120,24 +144,33 @@ class Chooser:
 
     def _alike(self, why: ConfigError) -> BurstPlan:
         """All layers on the same ranks, as many as the limit and the model allow."""
-        plans = planner.uniform(
+        plan = next(filter(self._runs, self._uniform()), None)
+        if plan is None:
+            raise why
+        say(f"{why}; all layers get {len(plan.layers[0].ranks)} of the {self.gpus} ranks instead")
+        return plan
+
+    def _uniform(self) -> Iterator[BurstPlan]:
+        """Plans by which all layers have the same ranks, the most first, the first rank alone last."""
+        return planner.uniform(
             self.profile,
             gpus=self.gpus,
             global_batch=self.global_batch,
             network=self.network,
             amplification=self.amplification,
         )
-        for plan in plans:
-            with contextlib.suppress(ConfigError):
-                self.fits(plan)
-                ranks = len(plan.layers[0].ranks)
-                say(f"{why}; all layers get {ranks} of the {self.gpus} ranks instead")
-                return plan
-        raise why
+
+    def _runs(self, plan: BurstPlan) -> bool:
+        """Whether the model can be run by it."""
+        try:
+            self.fits(plan)
+        except ConfigError:
+            return False
+        return True
 
     def write(self, plan: BurstPlan) -> None:
         """Let the user see which plan is run."""
-        self._keep(PLAN, plan.to_table())
+        self._keep(files.PLAN, plan.to_table())
 
     def _plan(self) -> BurstPlan:
         return planner.plan(

@@ -13,6 +13,7 @@ from hpcsched.worker.burst.feedback import LayerClock
 from hpcsched.worker.burst.ownership import OwnerSums, belongings, check_norms
 from hpcsched.worker.burst.prepare import ValueShape, describe, prepare
 from hpcsched.worker.burst.program import Key, Program, ProgramStage, ValueExchange, check, program
+from hpcsched.worker.burst.sample_rng import SampleDropout
 from hpcsched.worker.burst.state_transfer import hand_over, to_first, to_new_owners
 from hpcsched.worker.burst.transfers import SampleTransfers, share_of
 from hpcsched.worker.layers.graph import Layers, Value
@@ -64,6 +65,9 @@ class Engine:
         self._local_norms = local_norms
         self._units = prepare(layers, wires, seed, local_norms=local_norms)
         self._forms = describe(self._units, example)
+        self._dropouts = [
+            part for unit in self._units for part in unit.module.modules() if isinstance(part, SampleDropout)
+        ]
         self._things = belongings(self._units)
         self._trained = tuple(thing.tensor.requires_grad for thing in self._things)
         self.clock = LayerClock(wires.device)
@@ -85,6 +89,15 @@ class Engine:
         for at in plan.layers:
             seat = self._units[at.id].seat
             seat.ranks, seat.batch = at.ranks, self._batch
+        ranks = {at.ranks for at in plan.layers}
+        alone, everyone = ranks == {(0,)}, ranks == {tuple(range(self._wires.world_size))}
+        self._plain = alone or (everyone and (self._local_norms or not any(unit.norms for unit in self._units)))
+
+    @property
+    def plain(self) -> bool:
+        """Whether rank 0 or all ranks have all layers, and the model as it is gives its samples the same
+        results as its layers do here: no batch norm is shared, and nothing is drawn."""
+        return self._plain and not any(dropout.draws for dropout in self._dropouts)
 
     @property
     def first_share(self) -> range:
@@ -117,16 +130,8 @@ class Engine:
     # -- a step ----------------------------------------------------------------------------------------
 
     def begin(self, samples: int) -> None:
-        """Begin a step; `samples` were seen before.
-
-        Raises ConfigError if other parameters are trained than at the start.
-        """
-        if tuple(thing.tensor.requires_grad for thing in self._things) != self._trained:
-            raise ConfigError(
-                where="training",
-                got="parameters that were frozen, or thawed, since the start",
-                accepted="the same trained parameters in all steps",
-            )
+        """Begin a step; `samples` were seen before. Raises as `check_trained`."""
+        self.check_trained()
         self._held: dict[Key, torch.Tensor] = {}
         self._made: dict[Value, torch.Tensor] = {}
         self._coming: dict[Key, tuple[torch.Tensor | None, _Wait]] = {}
@@ -135,6 +140,15 @@ class Engine:
         for unit in self._units:
             places = share_of(self._batch, unit.seat.ranks, self._wires.rank)
             unit.seat.places = range(samples + places.start, samples + places.stop)
+
+    def check_trained(self) -> None:
+        """Raise ConfigError if other parameters are trained than at the start."""
+        if tuple(thing.tensor.requires_grad for thing in self._things) != self._trained:
+            raise ConfigError(
+                where="training",
+                got="parameters that were frozen, or thawed, since the start",
+                accepted="the same trained parameters in all steps",
+            )
 
     def forward(self, inputs: tuple[torch.Tensor, ...] = ()) -> torch.Tensor | None:
         """This rank's share of the model's result, a leaf; None if it has none."""

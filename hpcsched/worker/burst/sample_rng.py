@@ -54,6 +54,12 @@ class SampleDropout(nn.Module):
         super().__init__()
         self._seat, self._whole, self._source = seat, whole, (source,)  # a tuple: not a submodule
 
+    @property
+    def draws(self) -> bool:
+        """Whether it may draw random numbers now; where its rate comes with each call, always."""
+        (source,) = self._source
+        return source is None or bool(source.p and source.training)
+
     def forward(
         self, x: torch.Tensor, p: Any = 0.5, training: Any = True, inplace: Any = False
     ) -> torch.Tensor:

@@ -47,7 +47,7 @@ def begin(
 
     The plan is that of a file, for exactly as many ranks. Else one is made, from the layer profile in a file
     or as measured here at the start, and made anew at a periodic checkpoint when what was measured since says
-    that this pays. `session_options` are more of `Session`'s arguments.
+    that this pays; it is run if it is measured to be faster than its plain alternatives. `session_options` are more of `Session`'s arguments.
     """
     local_norms = options.batch_norm == "local"
     _check_optimizer(parts.optimizer)
@@ -73,7 +73,7 @@ def begin(
     )
     if session.rank == 0:
         chooser.write(plan)
-    strategy.run_by(engine, wires, None if plan_file else chooser.again)
+    strategy.run_by(engine, wires, None if plan_file else chooser)
     return session, strategy
 
 

@@ -32,8 +32,9 @@ from hpcsched.worker.packing.failures import (
 )
 from hpcsched.worker.packing.group import CAREFUL_STEPS, Group, alike, keep_pace
 from hpcsched.worker.packing.member import Member
-from hpcsched.worker.packing.modes import Batches, LoopMode, ModeTrial, Runner, Stacks, TurnsMode, widths
+from hpcsched.worker.packing.modes import Batches, LoopMode, Runner, Stacks, TurnsMode, widths
 from hpcsched.worker.packing.stacking import Forward
+from hpcsched.worker.session.mode_trial import ModeTrial
 
 __all__ = ["MODES", "Failed", "OutOfMemory", "Pack"]
 

@@ -9,7 +9,8 @@ from hpcsched.compat import zip
 from hpcsched.worker.packing.data_feed import Feed
 from hpcsched.worker.packing.failures import Failures
 from hpcsched.worker.packing.member import Member
-from hpcsched.worker.packing.modes import Batches, LoopMode, ModeTrial, Runner
+from hpcsched.worker.packing.modes import Batches, LoopMode, Runner
+from hpcsched.worker.session.mode_trial import ModeTrial
 
 FIRST_STEPS = 3
 """So many steps a new group makes one by one: its optimizers get their state, and what it draws is seen."""

@@ -7,11 +7,8 @@ GPUs there are more (`devices`). Which is the fastest is measured, in steps that
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Sequence
 from typing import Any
 
 from hpcsched.compat import zip
@@ -19,36 +16,18 @@ from hpcsched.worker.packing.batches import writes_in
 from hpcsched.worker.packing.failures import Failed, Failures, SharedBatchChanged, out_of_memory
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.packing.stacking import Forward, Stack
+from hpcsched.worker.session.mode_trial import TURN
 
 __all__ = [
     "Failed",
     "LoopMode",
     "Runner",
     "Stacks",
-    "ModeTrial",
     "TurnsMode",
     "out_of_memory",
     "step_of",
     "widths",
 ]
-
-TURN = 10
-"""Steps of a turn."""
-
-WARM_UP = 2
-"""Before a mode is measured for a turn's steps, so many are made in it that do not count."""
-
-VISITS = 3
-"""Modes that are close to the best are measured so often."""
-
-CLOSE_CALL = 1.1
-"""What takes less than this much of the best one's time is close to it."""
-
-WORTH = 0.98
-"""Of what is alike the simpler mode is taken: another one has to be this much faster."""
-
-CLEAR = 0.7
-"""A mode that takes this much of the simplest one's time is good enough."""
 
 Batches = Sequence[Any]
 """By member, its batch on the device: one object for those that are at the same place of the same data."""
@@ -185,69 +164,3 @@ class Stacks(Runner):
 def widths(members: int) -> list[int]:
     """The widths of stacks that are worth trying for so many models: all, half of them, pairs."""
     return sorted({members, -(-members // 2), 2} & set(range(2, members + 1)), reverse=True)
-
-
-@dataclass
-class ModeTrial:
-    """Measures modes one after another, and those that are close to the best some times more, in turns.
-
-    `names` are the modes, the simplest first. Say `took` after each step that was made in `current`.
-    """
-
-    names: list[str]
-    refused: dict[str, str] = field(default_factory=dict)
-    """Modes that cannot be had, and why."""
-    spent_s: float = 0.0
-    """On steps that are asked for and not all made."""
-    _visits: dict[str, list[list[float]]] = field(default_factory=dict)
-    """What steps have taken, by mode and by how often it was its turn."""
-
-    @property
-    def current(self) -> str | None:
-        """The mode to try now; None when all have been that are worth it."""
-        names = [name for name in self.names if name not in self.refused]
-        for name in names:
-            if self._visits.get(name) and not _complete(self._visits[name][-1]):
-                return name
-        times = self.times
-        for name in names:
-            if name not in times and not self._clear(times):
-                return name
-        best = min(times.values(), default=0.0)
-        close = [name for name in names if times.get(name, math.inf) < CLOSE_CALL * best]
-        least = min(close, key=lambda name: len(self._visits[name]), default="")
-        return least if len(close) > 1 and len(self._visits[least]) < VISITS else None
-
-    def _clear(self, times: Mapping[str, float]) -> bool:
-        """Whether a mode is so much faster than the simplest that the others need not be tried."""
-        return min(times.values(), default=0.0) < CLEAR * times.get(self.names[0], 0.0)
-
-    def took(self, name: str, seconds: float, *, steps: int = 1) -> None:
-        """What so many steps have taken in a mode."""
-        visits = self._visits.setdefault(name, [])
-        if not visits or _complete(visits[-1]):
-            visits.append([])
-        visits[-1] += [seconds / steps] * steps
-
-    @property
-    def times(self) -> dict[str, float]:
-        """Seconds of a step by mode, as far as they are known: whatever disturbs them makes them longer."""
-        found = {
-            name: [median(v[-TURN:]) for v in visits if _complete(v)] for name, visits in self._visits.items()
-        }
-        return {name: min(times) for name, times in found.items() if times and name not in self.refused}
-
-    @property
-    def best(self) -> str:
-        """The fastest; of what is alike the first."""
-        times = self.times
-        names = [name for name in self.names if name in times]
-        best = names[0] if names else self.names[0]
-        for name in names[1:]:
-            if times[name] < WORTH * times[best]:
-                best = name
-        return best
-
-
-def _complete(visit: Sequence[float]) -> bool:
-    return len(visit) >= WARM_UP + TURN

@@ -27,17 +27,8 @@ from packed_trainings import (
 from hpcsched.errors import ConfigError
 from hpcsched.worker.packed import Pack
 from hpcsched.worker.packing.group import CAREFUL_STEPS, FIRST_STEPS
-from hpcsched.worker.packing.modes import (
-    TURN,
-    VISITS,
-    WARM_UP,
-    WORTH,
-    LoopMode,
-    ModeTrial,
-    Stacks,
-    TurnsMode,
-    widths,
-)
+from hpcsched.worker.packing.modes import LoopMode, Stacks, TurnsMode, widths
+from hpcsched.worker.session.mode_trial import TURN, VISITS, WARM_UP, WORTH, ModeTrial
 
 pytestmark = pytest.mark.torch
 __all__ = ["one_thread"]
