@@ -8,7 +8,14 @@ import click
 import msgspec
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, plural, say
-from hpcsched.cli.jobs import about_background, about_batches, about_cpu, about_packing, about_sharing
+from hpcsched.cli.jobs import (
+    about_background,
+    about_batches,
+    about_burst,
+    about_cpu,
+    about_packing,
+    about_sharing,
+)
 from hpcsched.cli.jobs.status import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -85,6 +92,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     if reason:
         say(f"  because: {reason}")
     now = [*about_cpu.as_it_is(on_cores), *about_sharing.as_it_is(machine, found)]
+    now += about_burst.as_it_is(rundir, found) if found.state.active else []
     for line in [*about_batches.as_it_is(rundir, found.id), *now]:
         say(f"  now: {line}")
     if saves:

@@ -199,4 +199,5 @@ def _of_profile(table: Any, where: str, options: dict[str, Any], *, overlap: boo
         network=network,
         amplification=inf if limit is None else limit,
         overlap=overlap,
+        uneven=options["--gpus"] <= planner.MOST_UNEVEN,
     )

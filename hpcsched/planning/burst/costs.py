@@ -117,14 +117,18 @@ class BurstCosts(ABC):
 class ModelCosts(BurstCosts):
     """Costs by a layer profile and a network.
 
-    - computation: forward and backward at global_batch / g samples;
+    - computation: forward and backward at global_batch / g samples, no less than it takes to launch them; for
+      the last layer the loss too; and the optimizer's part for the layer's parameters, on each of its ranks;
+    - with `shared_norms`, for each batch norm of a layer on several GPUs, a message forward and one backward;
     - synchronisation: an all-reduce of the gradients, 2 (g - 1) / g of their bytes over the bandwidth, and
       the latency; with `overlap` a layer's travels while the layer before it computes its backward pass,
       and only the rest is paid;
     - transfers: the most bytes that a GPU sends or receives over the bandwidth, and the latency; once for
       the samples and once for their gradients. Samples that stay on a GPU are free.
 
-    Raises ConfigError when the batch cannot be split at all, or a limit is below 1.
+    The paper knows nothing of norms, loss, optimizer and launches: profiles without them have its costs. By
+    default a layer may have the counts that divide the batch, as in the paper. With `uneven` it may have any
+    up to the batch: shares differ by one sample, and the largest one counts.
     """
 
     def __init__(
@@ -136,10 +140,13 @@ class ModelCosts(BurstCosts):
         network: Interconnect,
         limit: float = inf,
         overlap: bool = False,
+        uneven: bool = False,
+        shared_norms: bool = True,
     ) -> None:
-        counts = [g for g in range(1, gpus + 1) if global_batch % g == 0]
+        most = min(gpus, global_batch)
+        counts = [g for g in range(1, most + 1) if uneven or global_batch % g == 0]
         g = np.asarray(counts, dtype=np.float64)
-        samples = global_batch / g
+        samples = np.ceil(global_batch / g)
         self._global_batch, self._network, self._overlap = global_batch, network, overlap
         self._activation_bytes = [layer.activation_bytes for layer in profile.layers]
         forward_us = np.array([times_at(layer.forward_us, samples) for layer in profile.layers])
@@ -149,24 +156,33 @@ class ModelCosts(BurstCosts):
         parameter_bytes = np.array([layer.parameter_bytes for layer in profile.layers], dtype=np.float64)
         sync_us = 2 * (g - 1) / g * parameter_bytes[:, None] / bandwidth + self._latency_us
         self._sync_us = np.where((parameter_bytes[:, None] > 0) & (g > 1), sync_us, 0.0)
-        time_us = forward_us + self._backward_us
+        if profile.loss_us:
+            forward_us[-1] += times_at(profile.loss_us, samples)
+        launch_us = np.array([layer.launch_us for layer in profile.layers])
+        time_us = np.maximum(forward_us + self._backward_us, launch_us[:, None])
+        time_us += profile.update_us * parameter_bytes[:, None]
+        base_us = time_us[:, 0].copy()
+        if shared_norms:
+            norms = np.array([layer.norms for layer in profile.layers])
+            time_us += np.where(g > 1, 2 * norms[:, None] * self._latency_us, 0.0)
         prev = [layer.prev for layer in profile.layers]
         for layer, before in enumerate(prev):
             if not (overlap and before):
                 time_us[layer] += self._sync_us[layer]
-        self._moved = np.stack([_moved_home(g), np.maximum(1 / g[:, None], 1 / g[None, :])])
+        largest = np.maximum(samples[:, None], samples[None, :]) / global_batch
+        self._moved = np.stack([_moved_home(g, global_batch), largest])
         super().__init__(
             names=[layer.name for layer in profile.layers],
             prev=prev,
             counts=counts,
             time_us=time_us,
-            base_us=forward_us[:, 0] + self._backward_us[:, 0],
+            base_us=base_us,
             limit=limit,
         )
 
     def lag_us(self, layer: int, here: Spot, then: int, there: Spot) -> float:
         g, h = int(self.counts[here.count]), int(self.counts[there.count])
-        moved = _moved(here.first - there.first, g, h)
+        moved = _moved(here.first - there.first, g, h, self._global_batch)
         return float(self._transfer_us(layer, np.float64(moved))) + self._unhidden_us(
             layer, here.count, then, there.count
         )
@@ -192,26 +208,29 @@ class ModelCosts(BurstCosts):
         return max(0.0, float(self._sync_us[then, there] - self._backward_us[layer, here]))
 
 
-def _moved_home(g: Array) -> Array:
+def _moved_home(g: Array, batch: int) -> Array:
     """The largest fraction of the batch that a rank sends or receives between g and h ranks from 0 on.
 
-    The k-th of n ranks has the k-th n-th of the batch. Shape [counts, counts].
+    The k-th of n ranks has the samples from k batch // n on. Shape [counts, counts].
     """
     rank = np.arange(g[-1])
-    low, high = rank / g[:, None], np.where(rank < g[:, None], (rank + 1) / g[:, None], rank / g[:, None])
+    low = rank * batch // g[:, None]
+    high = np.where(rank < g[:, None], (rank + 1) * batch // g[:, None], low)
     stays = np.minimum(high[:, None], high[None]) - np.maximum(low[:, None], low[None])
     stays = np.maximum(0.0, stays)
     out, in_ = (high - low)[:, None] - stays, (high - low)[None] - stays
-    moved: Array = np.maximum(out, in_).max(axis=-1)
+    moved: Array = np.maximum(out, in_).max(axis=-1) / batch
     return moved
 
 
 @lru_cache(maxsize=4096)
-def _moved(offset: int, g: int, h: int) -> float:
+def _moved(offset: int, g: int, h: int, batch: int) -> float:
     """The same from g ranks to h ranks of which the first is `offset` ranks before those."""
     ranks = np.arange(min(0, offset), max(h, offset + g))
-    low_g, low_h = (ranks - offset) / g, ranks / h
     here, there = (ranks >= offset) & (ranks < offset + g), (ranks >= 0) & (ranks < h)
-    stays = np.minimum(low_g + 1 / g, low_h + 1 / h) - np.maximum(low_g, low_h)
-    stays = np.where(here & there, np.maximum(0.0, stays), 0.0)
-    return float(np.maximum(here / g - stays, there / h - stays).max())
+    low_g, high_g = ((ranks - offset + more) * batch // g for more in (0, 1))
+    low_h, high_h = ((ranks + more) * batch // h for more in (0, 1))
+    stays = np.minimum(high_g, high_h) - np.maximum(low_g, low_h)
+    stays = np.where(here & there, np.maximum(0, stays), 0)
+    out, in_ = np.where(here, high_g - low_g, 0) - stays, np.where(there, high_h - low_h, 0) - stays
+    return float(np.maximum(out, in_).max() / batch)

@@ -31,7 +31,8 @@ class ProfiledLayer:
     """One layer: what cannot be spread over different GPU counts.
 
     `prev` are the ids of the layers it reads from (none: the model's input). `activation_bytes` are what
-    one sample's output takes, `parameter_bytes` those whose gradients are synchronised.
+    one sample's output takes, `parameter_bytes` those whose gradients are synchronised. `norms` counts its
+    batch norms. `launch_us` is what it takes to tell a GPU what to do, in both passes: they take no less.
     """
 
     id: int
@@ -41,6 +42,8 @@ class ProfiledLayer:
     activation_bytes: int
     forward_us: Times
     backward_us: Times
+    norms: int = 0
+    launch_us: float = 0.0
 
     def forward_at(self, samples: int) -> float:
         """Microseconds of the forward pass of so many samples on one GPU (see `time_at`)."""
@@ -56,7 +59,8 @@ class LayerProfile:
     """The layers of a model in topological order, as measured on one GPU of type `device`.
 
     `input_bytes` are those of one sample. `conditions` are what the times depend on besides: versions,
-    settings, clocks; earlier versions kept none.
+    settings, clocks; earlier versions kept none. `loss_us` is what loss and its backward pass take by
+    samples, `update_us` what the optimizer takes for a byte of parameters: as trainings find, else none.
     """
 
     model: str
@@ -66,6 +70,8 @@ class LayerProfile:
     input_bytes: int = 0
     conditions: Mapping[str, Fact] = field(default_factory=dict)
     layers: tuple[ProfiledLayer, ...]
+    loss_us: Times = field(default_factory=dict)
+    update_us: float = 0.0
 
     @property
     def most_samples(self) -> int:
@@ -95,6 +101,8 @@ class LayerProfile:
             input_bytes=_whole(read, table, "", "input_bytes", 0),
             conditions=_conditions(read, table.get("conditions", {})),
             layers=layers,
+            loss_us=_times(read, table, "", "loss_us") if "loss_us" in table else {},
+            update_us=_microseconds(read, table, "", "update_us"),
         )
 
     def to_table(self) -> dict[str, Any]:
@@ -107,6 +115,8 @@ class LayerProfile:
             "note": self.note,
             "input_bytes": self.input_bytes,
             **({"conditions": dict(self.conditions)} if self.conditions else {}),
+            **({"loss_us": _table_of(self.loss_us)} if self.loss_us else {}),
+            **({"update_us": self.update_us} if self.update_us else {}),
             "layers": [
                 {
                     "id": layer.id,
@@ -114,12 +124,18 @@ class LayerProfile:
                     "prev": list(layer.prev),
                     "parameter_bytes": layer.parameter_bytes,
                     "activation_bytes": layer.activation_bytes,
-                    "forward_us": {str(n): us for n, us in sorted(layer.forward_us.items())},
-                    "backward_us": {str(n): us for n, us in sorted(layer.backward_us.items())},
+                    **({"norms": layer.norms} if layer.norms else {}),
+                    **({"launch_us": layer.launch_us} if layer.launch_us else {}),
+                    "forward_us": _table_of(layer.forward_us),
+                    "backward_us": _table_of(layer.backward_us),
                 }
                 for layer in self.layers
             ],
         }
+
+
+def _table_of(times: Times) -> dict[str, float]:
+    return {str(n): us for n, us in sorted(times.items())}
 
 
 def times_at(times: Times, samples: Iterable[float]) -> list[float]:
@@ -166,6 +182,13 @@ def _whole(
     return value
 
 
+def _microseconds(read: JsonReader, table: Mapping[str, Any], place: str, key: str) -> float:
+    value = table.get(key, 0.0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_US:
+        read.refuse(f"{place}{key}", value, f"microseconds, from 0 to {MAX_US:g}")
+    return float(value)
+
+
 def _conditions(read: JsonReader, value: Any) -> dict[str, Fact]:
     if not isinstance(value, Mapping) or len(value) > _MOST_FACTS:
         read.refuse("conditions", value, f"a table of at most {_MOST_FACTS} facts")
@@ -191,6 +214,8 @@ def _layer(read: JsonReader, row: Any, number: int) -> ProfiledLayer:
         activation_bytes=_whole(read, row, place, "activation_bytes"),
         forward_us=_times(read, row, place, "forward_us"),
         backward_us=_times(read, row, place, "backward_us"),
+        norms=_whole(read, row, place, "norms", 0),
+        launch_us=_microseconds(read, row, place, "launch_us"),
     )
     if layer.forward_us.keys() != layer.backward_us.keys():
         read.refuse(f"{place}backward_us", sorted(layer.backward_us), "the batches of forward_us")

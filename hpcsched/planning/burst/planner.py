@@ -16,6 +16,10 @@ from hpcsched.planning.burst.structure import structure
 from hpcsched.planning.burst.table import BurstProblem
 from hpcsched.planning.burst.timeline import StepTimeline, refined, timeline, within_limit
 
+MOST_UNEVEN = 8
+"""GPUs; with more of them planning takes long where counts need not divide the batch (Inception-v3: 0.3 s for
+8, 3 s for 16)."""
+
 
 class NoBurstPlan(HpcschedError):
     """There is no plan within the limit; the text says what stands in its way."""
@@ -29,16 +33,20 @@ def plan(
     network: Interconnect,
     amplification: float = inf,
     overlap: bool = False,
+    uneven: bool = False,
+    shared_norms: bool = True,
 ) -> BurstPlan:
     """The fastest plan for a measured model.
 
     Args:
         profile: its layers.
-        gpus: how many there are; each layer gets a count that divides the batch.
+        gpus: how many there are.
         global_batch: samples in a step.
         network: between the GPUs.
         amplification: the limit on each layer's GPU-seconds over those of one GPU, at least 1.
         overlap: gradients travel while the backward pass goes on.
+        uneven: a layer may have any count up to the batch, not only one that divides it.
+        shared_norms: batch norm is over the samples of all ranks of a layer, which takes messages.
 
     Raises ConfigError for a limit below 1 or counts below 1, NoBurstPlan when the limit allows none.
     """
@@ -57,6 +65,8 @@ def plan(
         network=network,
         limit=amplification,
         overlap=overlap,
+        uneven=uneven,
+        shared_norms=shared_norms,
     )
     notes = []
     if global_batch > profile.most_samples:
@@ -66,7 +76,8 @@ def plan(
         )
     widest = int(costs.counts[-1])
     if widest < gpus:
-        notes.append(f"a global batch of {global_batch} divides among {widest} of the {gpus} GPUs at most")
+        how = "has samples for" if uneven else "divides among"
+        notes.append(f"a global batch of {global_batch} {how} {widest} of the {gpus} GPUs at most")
     problem = BurstProblem(
         model=profile.model, gpus=gpus, global_batch=global_batch, limit=amplification, costs=costs
     )
@@ -74,13 +85,28 @@ def plan(
 
 
 def uniform(
-    profile: LayerProfile, *, gpus: int, global_batch: int, network: Interconnect, amplification: float = inf
+    profile: LayerProfile,
+    *,
+    gpus: int,
+    global_batch: int,
+    network: Interconnect,
+    amplification: float = inf,
+    uneven: bool = False,
+    shared_norms: bool = True,
 ) -> Iterator[BurstPlan]:
     """Plans that give all layers the same GPUs, the most first: those within the limit, which one GPU is.
 
     Arguments and errors are those of `plan`.
     """
-    costs = ModelCosts(profile, gpus=gpus, global_batch=global_batch, network=network, limit=amplification)
+    costs = ModelCosts(
+        profile,
+        gpus=gpus,
+        global_batch=global_batch,
+        network=network,
+        limit=amplification,
+        uneven=uneven,
+        shared_norms=shared_norms,
+    )
     problem = BurstProblem(
         model=profile.model, gpus=gpus, global_batch=global_batch, limit=amplification, costs=costs
     )

@@ -119,7 +119,7 @@ def local_batches(options: WorkerOptions, batch: int, devices: int, most: int) -
     least = options.local_batch[0]
     largest = max(least, min(most, options.local_batch[1]))
     low, high = options.global_batch or (batch, batch)
-    group = 1 if options.global_batch is None else 2
+    group = 2 if low < high else 1  # only where batches adapt the gradient comes in two halves
     miss = options.rate * batch if low < high else 0.0
     fewest = max(devices, batch / (largest + least / 2), 1)  # with fewer the local batch would be too large
     first = -int(-fewest // group) * group

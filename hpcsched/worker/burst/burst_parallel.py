@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,12 +14,13 @@ from hpcsched.worker.burst.channels import Channels
 from hpcsched.worker.burst.choose import Chooser
 from hpcsched.worker.burst.compare import Pace, PlanTrial
 from hpcsched.worker.burst.engine import Engine
-from hpcsched.worker.burst.feedback import EVERY, FIRST, Timing
+from hpcsched.worker.burst.feedback import EVERY, FIRST, LOSS, UPDATE, Timing
 from hpcsched.worker.layers.graph import TracedModel, capture_inputs
 from hpcsched.worker.ranks.gradient_sum import GradientSum
 from hpcsched.worker.session.batches import coming_places, summed
 from hpcsched.worker.session.replicated import NO_INDICES, Replicated
 from hpcsched.worker.session.trainer import Parts, read
+
 
 class BurstParallel(Replicated):
     """A strategy whose steps an `Engine` computes: each rank has some layers, and samples come and go.
@@ -30,8 +32,8 @@ class BurstParallel(Replicated):
 
     What other ranks train comes to rank 0 before every save. Ranks do not come and go in place.
 
-    With a chooser, its plan and the plain alternatives take turns at the start, and the fastest is kept; again
-    after a checkpoint, when there is a better plan, or when steps take another time than they did.
+    With a chooser, its plan and the plain alternatives take turns at the start, and the fastest is kept. So
+    again after a checkpoint, when there is a better plan, or when steps take another time than they did.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -39,6 +41,7 @@ class BurstParallel(Replicated):
         self._engine: Engine | None = None
         self._chooser: Chooser | None = None
         self._trial: PlanTrial | None = None
+        self._plans: dict[str, BurstPlan] = {}
         self._kept = ""
         self._pace = Pace()
         self._batches: tuple[Iterator[Any] | None, Iterator[Any] | None] = None, None
@@ -69,7 +72,7 @@ class BurstParallel(Replicated):
         """Begin to compare those that rank 0 names, if there are several."""
         plans = self.context.peers.tell(plans, dict[str, BurstPlan])
         if len(plans) > 1:
-            self._kept = ""
+            self._plans, self._kept = plans, ""
             self._trial = PlanTrial(self.context.peers, plans, self._go_over, self._decided)
 
     def _go_over(self, plan: BurstPlan) -> None:
@@ -107,9 +110,18 @@ class BurstParallel(Replicated):
             self._compute_whole(engine)
         else:
             self._compute(engine)
-        self._parts.optimizer.step()
+        with self._timed_update(engine):
+            self._parts.optimizer.step()
         if self._parts.scheduler is not None:
             self._parts.scheduler.step()
+
+    def _timed_update(self, engine: Engine) -> contextlib.AbstractContextManager[None]:
+        """Times the optimizer's step, where layers are timed and this rank has parameters to update."""
+        if not engine.clock.on:
+            return contextlib.nullcontext()
+        updated = [p for group in self._parts.optimizer.param_groups for p in group["params"]]
+        size = sum(p.numel() * p.element_size() for p in updated if p.grad is not None)
+        return engine.clock.forward(UPDATE, size) if size else contextlib.nullcontext()
 
     def _compute_whole(self, engine: Engine) -> None:
         """The same where a rank has all layers or none: by the model itself, which costs less than layer by
@@ -142,13 +154,18 @@ class BurstParallel(Replicated):
             engine.forward(fed)
         else:
             same, calls = engine.first_share == engine.last_share, [0]
+            timing = contextlib.ExitStack()
 
             def called(*given: Any) -> Any:
                 calls[0] += 1
                 _check_calls(calls[0])
-                return engine.forward(given if same else fed)
+                result = engine.forward(given if same else fed)
+                timing.enter_context(engine.clock.forward(LOSS, len(engine.last_share)))
+                return result
 
-            mean = self._backward_of(loss(TracedModel(training.model, called), results), engine.last_share)
+            with timing:
+                losses = loss(TracedModel(training.model, called), results)
+                mean = self._backward_of(losses, engine.last_share)
             _check_calls(calls[0])
         reported = self._bring_to_first(mean, engine.last_ranks)
         if self.world_size > 1:  # travels while the backward pass computes
@@ -222,8 +239,11 @@ class BurstParallel(Replicated):
         plans: dict[str, BurstPlan] = {}
         if self.rank == 0:
             steps_left = self.training.last_step() - self.training.step
-            known = [t for found in timings for t in found]
-            plans = chooser.again(known, engine.plan, steps_left, due=self._pace.due(self._kept))
+            new = chooser.again([t for found in timings for t in found], engine.plan, steps_left)
+            if new is not None and new.placement not in [plan.placement for plan in self._plans.values()]:
+                plans = chooser.alternatives(new)
+            elif self._pace.due(self._kept, steps_left):
+                plans = self._plans
         self._pace.disturbed()
         self._compare(plans)
 

@@ -20,7 +20,7 @@ from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.planning.burst.plan import BurstPlan
 from hpcsched.planning.burst.timeline import timeline
 from hpcsched.worker.burst.channels import Channels
-from hpcsched.worker.burst.compare import ALONE, PLANNED, SHARE, SPREAD, VISIT, PlanTrial
+from hpcsched.worker.burst.compare import ALONE, PLANNED, SPREAD, VISIT, PlanTrial
 from hpcsched.worker.burst.feedback import Timing, corrected, pays
 from hpcsched.worker.process.contract import say, write_atomically
 
@@ -40,6 +40,7 @@ class Chooser:
         amplification: limit on each layer's GPU-seconds over those of one GPU.
         measure: measures the layers here; asked where there is no profile.
         profile_file: the profile the user named.
+        shared_norms: batch norm is over the samples of all ranks of a layer.
         shape: the model's layers: name, and which others each reads.
         fits: raises ConfigError for a plan that the model cannot run by.
     """
@@ -51,10 +52,10 @@ class Chooser:
     amplification: float
     measure: Callable[[], LayerProfile]
     profile_file: Path | None = None
+    shared_norms: bool = True
     shape: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     fits: Callable[[BurstPlan], object] = lambda plan: None
     profile: LayerProfile = field(init=False)
-    planned: BurstPlan = field(init=False)
 
     def first(self) -> BurstPlan:
         """The plan to begin with.
@@ -79,14 +80,12 @@ class Chooser:
 
     def alternatives(self, plan: BurstPlan) -> dict[str, BurstPlan]:
         """The plan and, as far as limit and model allow them, the plain ones: by name, each once."""
-        self.planned = plan
-        plain = list(self._uniform())
-        found: dict[str, BurstPlan] = {}
-        for name, one in ((SPREAD, plain[0]), (PLANNED, plan), (ALONE, plain[-1])):
-            known = [other.placement for other in found.values()]
-            if one.placement not in known and (one is plan or self._runs(one)):
-                found[name] = one
-        return found
+        most, *_, one = [*self._uniform()] * 2
+        plain = {SPREAD: most, ALONE: one} if most.placement != one.placement else {ALONE: one}
+        found = {name: each for name, each in plain.items() if self._runs(each)}
+        if plan.placement not in [each.placement for each in plain.values()]:
+            found[PLANNED] = plan
+        return {name: found[name] for name in (SPREAD, PLANNED, ALONE) if name in found}
 
     def decided(self, trial: PlanTrial) -> None:
         """Let the user see what plans take, and which is kept."""
@@ -105,24 +104,20 @@ class Chooser:
         said = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for name, seconds in times.items())
         say(f"{trial.now} is kept: a step takes {said}")
 
-    def again(
-        self, timings: list[Timing], now: BurstPlan, steps_left: int, *, due: bool = False
-    ) -> dict[str, BurstPlan]:
-        """Learn from what was measured; what is to be compared, if there is a plan that is worth it, or if it
-        is `due` in any case."""
-        if timings:
-            self.profile = corrected(self.profile, timings)
-            self._keep(files.LAYERS, self.profile.to_table())
-            try:
-                new = self._plan()
-                self.fits(new)
-            except (planner.NoBurstPlan, ConfigError):
-                new = self.planned
-            known = [plan.placement for plan in (self.planned, *self._uniform())]
-            now_s = self._time_us(now) / 1e6
-            if new.placement not in known and pays(now_s, new.iter_us / 1e6, steps_left, VISIT * now_s):
-                return self.alternatives(new)
-        return self.alternatives(self.planned) if due and steps_left > 1 / SHARE * VISIT else {}
+    def again(self, timings: list[Timing], now: BurstPlan, steps_left: int) -> BurstPlan | None:
+        """Learn from what was measured; a plan that is worth being tried, if there is one."""
+        if not timings:
+            return None
+        self.profile = corrected(self.profile, timings)
+        self._keep(files.LAYERS, self.profile.to_table())
+        try:
+            new = self._plan()
+            self.fits(new)
+        except (planner.NoBurstPlan, ConfigError):
+            return None
+        now_s = self._time_us(now) / 1e6
+        worth = pays(now_s, new.iter_us / 1e6, steps_left, VISIT * now_s)
+        return new if worth and new.placement != now.placement else None
 
     def _kept(self) -> LayerProfile | None:
         """What the job's folder has, if it is about this model: that may have changed since."""
@@ -152,13 +147,7 @@ class Chooser:
 
     def _uniform(self) -> Iterator[BurstPlan]:
         """Plans by which all layers have the same ranks, the most first, the first rank alone last."""
-        return planner.uniform(
-            self.profile,
-            gpus=self.gpus,
-            global_batch=self.global_batch,
-            network=self.network,
-            amplification=self.amplification,
-        )
+        return planner.uniform(self.profile, amplification=self.amplification, **self._how)
 
     def _runs(self, plan: BurstPlan) -> bool:
         """Whether the model can be run by it."""
@@ -172,24 +161,23 @@ class Chooser:
         """Let the user see which plan is run."""
         self._keep(files.PLAN, plan.to_table())
 
+    @property
+    def _how(self) -> dict[str, Any]:
+        """What plans of this training have in common."""
+        return {
+            "gpus": self.gpus,
+            "global_batch": self.global_batch,
+            "network": self.network,
+            "uneven": self.gpus <= planner.MOST_UNEVEN,
+            "shared_norms": self.shared_norms,
+        }
+
     def _plan(self) -> BurstPlan:
-        return planner.plan(
-            self.profile,
-            gpus=self.gpus,
-            global_batch=self.global_batch,
-            network=self.network,
-            amplification=self.amplification,
-        )
+        return planner.plan(self.profile, amplification=self.amplification, **self._how)
 
     def _time_us(self, plan: BurstPlan) -> float:
         """What a step by this plan takes, by what is known now."""
-        costs = ModelCosts(
-            self.profile,
-            gpus=self.gpus,
-            global_batch=self.global_batch,
-            network=self.network,
-            limit=inf,
-        )
+        costs = ModelCosts(self.profile, limit=inf, **self._how)
         counts = [int(count) for count in costs.counts]
         spots = {at.id: Spot(count=counts.index(len(at.ranks)), first=at.ranks[0]) for at in plan.layers}
         return timeline(costs, self.gpus, spots).iter_us

@@ -28,15 +28,18 @@ ROOM = 0.9
 """Of a GPU's memory, what one rank may need for all."""
 
 CHANGED = 1.25
-"""A step that takes so many times longer, or less, than when plans were compared says that much has changed."""
+"""So many times longer, or less, than when plans were compared a step takes where much has changed."""
+
+LEAST_LEFT = 10 * VISIT
+"""Steps; before the end it does not pay to compare once more."""
 
 SHARE = 0.02
 """Of its time, what a training may lose by comparing plans that it has compared before."""
 
 
 class StepClock:
-    """Seconds of steps: each by itself on a CPU; on a GPU those of a turn together, as it works off later what
-    it is told now."""
+    """Seconds of steps: each by itself on a CPU; on a GPU those of a turn together, as it works off later
+    what it is told now."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -96,7 +99,7 @@ class PlanTrial:
         return self._trial.refused
 
     def between_steps(self) -> None:
-        """Before each step, on all ranks: count the one before, and go over to the next plan at a turn's end."""
+        """Before each step, on all ranks: count the one before; at a turn's end go over to the next plan."""
         if self.now:
             for seconds in self._clock.passed():
                 self._trial.took(self.now, seconds)
@@ -154,9 +157,9 @@ class Pace:
         """What has happened since the last step is no part of one."""
         self._last = None
 
-    def due(self, kept: str) -> bool:
+    def due(self, kept: str, steps_left: int) -> bool:
         """Whether the plans should be compared anew: steps take another time, or it costs next to nothing."""
-        if kept not in self._times:
+        if kept not in self._times or steps_left < LEAST_LEFT:
             return False
         known = self._times[kept]
         if len(self._recent) == self._recent.maxlen:

@@ -91,7 +91,8 @@ class Engine:
             seat.ranks, seat.batch = at.ranks, self._batch
         ranks = {at.ranks for at in plan.layers}
         alone, everyone = ranks == {(0,)}, ranks == {tuple(range(self._wires.world_size))}
-        self._plain = alone or (everyone and (self._local_norms or not any(unit.norms for unit in self._units)))
+        apart = self._local_norms or not any(unit.norms for unit in self._units)
+        self._plain = alone or (everyone and apart)
 
     @property
     def plain(self) -> bool:

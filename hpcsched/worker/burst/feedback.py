@@ -22,9 +22,13 @@ WORTH = 0.05
 """Another plan must save at least this share of a step."""
 
 
+LOSS, UPDATE = -1, -2
+"""Timed like layers: a loss by samples, and an optimizer's step by bytes of parameters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One layer's times on one rank for a share of so many samples."""
+    """One layer's times on one rank for a share of so many samples; or those of `LOSS` or `UPDATE`."""
 
     layer: int
     samples: int
@@ -97,10 +101,16 @@ def corrected(profile: LayerProfile, timings: Iterable[Timing], weight: float = 
         forward_us = _nearer(layer.forward_us, {n: pair[0] for n, pair in found.items()}, weight)
         backward_us = _nearer(layer.backward_us, {n: pair[1] for n, pair in found.items()}, weight)
         layers.append(replace(layer, forward_us=forward_us, backward_us=backward_us))
-    return replace(profile, layers=tuple(layers))
+    loss_us = _nearer(profile.loss_us, {n: us for n, (us, _) in seen[LOSS].items()}, weight)
+    update_us = profile.update_us
+    if found := seen[UPDATE]:
+        byte_us = max(us / n for n, (us, _) in found.items())
+        update_us = (1 - weight) * update_us + weight * byte_us if update_us else byte_us
+    return replace(profile, layers=tuple(layers), loss_us=loss_us, update_us=update_us)
 
 
 def _nearer(known: Mapping[int, float], seen: Mapping[int, float], weight: float) -> dict[int, float]:
+    known = known or seen
     smoothed = {n: (1 - weight) * time_at(known, n) + weight * us for n, us in seen.items()}
     result = dict(known)
     if smoothed:

@@ -40,14 +40,14 @@ def run(trainer: Trainer, env: JobEnv, options: Burst) -> None:
     session.train(lambda: evaluate(parts))
 
 
-def begin(
-    parts: Parts, env: JobEnv, options: Burst, **session_options: Any
-) -> tuple[Session, BurstParallel]:
+def begin(parts: Parts, env: JobEnv, options: Burst, **session_options: Any) -> tuple[Session, BurstParallel]:
     """A session of these parts, ready to make its steps, and its strategy.
 
     The plan is that of a file, for exactly as many ranks. Else one is made, from the layer profile in a file
     or as measured here at the start, and made anew at a periodic checkpoint when what was measured since says
-    that this pays; it is run if it is measured to be faster than its plain alternatives. `session_options` are more of `Session`'s arguments.
+    that this pays; it is run if it is measured to be faster than its plain alternatives.
+
+    `session_options` are more of `Session`'s arguments.
     """
     local_norms = options.batch_norm == "local"
     _check_optimizer(parts.optimizer)
@@ -110,7 +110,7 @@ def _example(parts: Parts, device: torch.device, samples: int = EXAMPLE_SAMPLES)
 def _chooser(env: JobEnv, options: Burst, parts: Parts, layers: Layers, wires: Channels) -> Chooser:
     def measured() -> LayerProfile:
         counts = range(1, wires.world_size + 1)
-        batches = sorted({parts.global_batch // n for n in counts if parts.global_batch % n == 0})
+        batches = sorted({-(-parts.global_batch // n) for n in counts if n <= parts.global_batch})
         generators = rng.capture(wires.device)
         on_gpu = wires.device.type == "cuda"
         found = measure(
@@ -139,6 +139,7 @@ def _chooser(env: JobEnv, options: Burst, parts: Parts, layers: Layers, wires: C
         amplification=options.amplification or inf,
         measure=measured,
         profile_file=Path(options.profile) if options.profile else None,
+        shared_norms=options.batch_norm == "shared",
         shape=[(layer.name, layer.prev) for layer in layers.layers],
         fits=lambda plan: check_norms(norms, plan, "plan", alone_of=alone_of),
     )

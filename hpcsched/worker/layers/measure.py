@@ -17,6 +17,7 @@ from dataclasses import field
 from typing import Any
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hpcsched.compat import dataclass, zip
 from hpcsched.errors import ConfigError
@@ -127,6 +128,7 @@ def describe(layers: Layers, inputs: Tensors) -> tuple[list[profiles.ProfiledLay
                 prev=layer.prev,
                 parameter_bytes=_bytes(own),
                 activation_bytes=_bytes(outputs) // samples,
+                norms=sum(isinstance(part, _BatchNorm) for part in layer.module.modules()),
                 forward_us={},
                 backward_us={},
             )
@@ -147,12 +149,13 @@ def _measure_batch(
     for layer, given, _ in _walk(layers, inputs):
         watch(batch, layer)
         with _unchanged(layer.module):
-            found: Iterator[tuple[float, float]] | None = None
             if stream is None:
                 found = _on_cpu(layer, given)
-            elif (found := _in_graphs(layer, given, stream)) is None:
-                eager += 1
-                found = _on_gpu(layer, _copies(given))
+            else:
+                times.launched(layer.id, _launch_s(layer, given) * 1e6)
+                captured = _in_graphs(layer, given, stream)
+                eager += captured is None
+                found = captured or _on_gpu(layer, _copies(given))
             for _ in range(WARMUP):
                 next(found)
             began, runs = time.perf_counter(), 0
@@ -181,6 +184,17 @@ def _walk(layers: Layers, inputs: Tensors) -> Iterator[tuple[Layer, Tensors, Ten
         made = {value: tensor for value, tensor in made.items() if last.get(value, 0) > layer.id}
         outputs = tuple(tensor.detach() for tensor in outputs)
         yield layer, given, outputs
+
+
+def _launch_s(layer: Layer, given: Tensors) -> float:
+    """Seconds in which Python tells a GPU what a layer does, forward and backward: the least of some runs."""
+    least = float("inf")
+    for _ in range(WARMUP + LEAST):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        _backward(layer, given, layer.module(*given))()
+        least = min(least, time.perf_counter() - began)
+    return least
 
 
 def _on_cpu(layer: Layer, given: Tensors) -> Iterator[tuple[float, float]]:

@@ -15,13 +15,18 @@ class LayerTimes:
 
     def __init__(self, layers: Sequence[ProfiledLayer], *, model: str, device: str, input_bytes: int) -> None:
         self._layers = tuple(layers)
-        self._about = {"model": model, "device": device}
+        self._model, self._device = model, device
         self._input_bytes = input_bytes
+        self._launch_us: dict[int, float] = {}
         self._times: dict[int, dict[int, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
 
     def add(self, layer: int, batch: int, forward_us: float, backward_us: float) -> None:
         """One run of a layer, given by its id, on so many samples."""
         self._times[batch][layer].append((forward_us, backward_us))
+
+    def launched(self, layer: int, launch_us: float) -> None:
+        """What it takes to launch a layer, given by its id; of several batches the least counts."""
+        self._launch_us[layer] = round(min(launch_us, self._launch_us.get(layer, launch_us)), 3)
 
     def drop(self, batch: int) -> None:
         """Forget what was measured with this batch."""
@@ -37,13 +42,19 @@ class LayerTimes:
         if not self.batches:
             raise ValueError("no batch was measured with every layer")
         return LayerProfile(
-            **self._about,
+            model=self._model,
+            device=self._device,
             source="measured",
             note=note,
             input_bytes=self._input_bytes,
             conditions=conditions or {},
             layers=tuple(
-                replace(layer, forward_us=self._medians(layer.id, 0), backward_us=self._medians(layer.id, 1))
+                replace(
+                    layer,
+                    forward_us=self._medians(layer.id, 0),
+                    backward_us=self._medians(layer.id, 1),
+                    launch_us=self._launch_us.get(layer.id, 0.0),
+                )
                 for layer in self._layers
             ),
         )

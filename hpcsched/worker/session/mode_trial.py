@@ -25,6 +25,7 @@ WORTH = 0.98
 CLEAR = 0.7
 """A mode that takes this much of the simplest one's time is good enough."""
 
+
 @dataclass
 class ModeTrial:
     """Measures modes one after another, and those that are close to the best some times more, in turns.
