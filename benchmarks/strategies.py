@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "digits mlp": (_DIGITS, {}),
     "digits cnn": (_DIGITS, {"kind": "cnn"}),
     "text": ("hpcsched.examples.text:Text", {}),
-    "vgg16": (_NETWORK, {**_SMALL, "network": "vgg16", "dropout": 0.0}),
+    "vgg16": (_NETWORK, {**_SMALL, "network": "vgg16"}),
     "mobilenet-v2": (_NETWORK, {**_SMALL, "network": "mobilenet-v2"}),
     "resnet50": (_NETWORK, {**_SMALL, "network": "resnet50"}),
     "inception-v3": (_NETWORK, {**_SMALL, "network": "inception-v3", "image": 75, "batch": 8}),

@@ -106,8 +106,8 @@ class BurstParallel(Replicated):
         self._between_plans()
         engine.clock.on = self._trial is None and training.step % EVERY == FIRST - 1
         self._parts.optimizer.zero_grad()
-        if engine.plain and training.made and not engine.clock.on:
-            self._compute_whole(engine)
+        if engine.whole is not None and training.made and not engine.clock.on:
+            self._compute_whole(engine, engine.whole)
         else:
             self._compute(engine)
         with self._timed_update(engine):
@@ -123,15 +123,15 @@ class BurstParallel(Replicated):
         size = sum(p.numel() * p.element_size() for p in updated if p.grad is not None)
         return engine.clock.forward(UPDATE, size) if size else contextlib.nullcontext()
 
-    def _compute_whole(self, engine: Engine) -> None:
+    def _compute_whole(self, engine: Engine, model: torch.nn.Module) -> None:
         """The same where a rank has all layers or none: by the model itself, which costs less than layer by
         layer. The first step of a process is not made so, as `_compute` checks more."""
-        engine.check_trained()
+        engine.begin_whole(self.training.samples)
         training, share, total = self.training, engine.last_share, None
         if share:
             (_, results), together = self._batches, len(engine.last_ranks) > 1
             assert results is not None
-            total = summed(self._parts.loss(training.model, next(results)), len(share))
+            total = summed(self._parts.loss(model, next(results)), len(share))
         if self.world_size > 1:  # travels while the backward pass computes
             self.agreement.ask()
         training.loss = None

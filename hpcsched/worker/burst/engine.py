@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.plan import BurstPlan
@@ -13,9 +14,9 @@ from hpcsched.worker.burst.feedback import LayerClock
 from hpcsched.worker.burst.ownership import OwnerSums, belongings, check_norms
 from hpcsched.worker.burst.prepare import ValueShape, describe, prepare
 from hpcsched.worker.burst.program import Key, Program, ProgramStage, ValueExchange, check, program
-from hpcsched.worker.burst.sample_rng import SampleDropout
 from hpcsched.worker.burst.state_transfer import hand_over, to_first, to_new_owners
 from hpcsched.worker.burst.transfers import SampleTransfers, share_of
+from hpcsched.worker.burst.whole import WholeModel
 from hpcsched.worker.layers.graph import Layers, Value
 
 _Wait = Callable[[], None]
@@ -65,9 +66,7 @@ class Engine:
         self._local_norms = local_norms
         self._units = prepare(layers, wires, seed, local_norms=local_norms)
         self._forms = describe(self._units, example)
-        self._dropouts = [
-            part for unit in self._units for part in unit.module.modules() if isinstance(part, SampleDropout)
-        ]
+        self._model = WholeModel(layers, self._units, example)
         self._things = belongings(self._units)
         self._trained = tuple(thing.tensor.requires_grad for thing in self._things)
         self.clock = LayerClock(wires.device)
@@ -92,13 +91,19 @@ class Engine:
         ranks = {at.ranks for at in plan.layers}
         alone, everyone = ranks == {(0,)}, ranks == {tuple(range(self._wires.world_size))}
         apart = self._local_norms or not any(unit.norms for unit in self._units)
-        self._plain = alone or (everyone and apart)
+        self._alike = alone or (everyone and apart)
 
     @property
-    def plain(self) -> bool:
-        """Whether rank 0 or all ranks have all layers, and the model as it is gives its samples the same
-        results as its layers do here: no batch norm is shared, and nothing is drawn."""
-        return self._plain and not any(dropout.draws for dropout in self._dropouts)
+    def whole(self) -> nn.Module | None:
+        """The model, where rank 0 or all ranks have all layers, and it gives a rank's samples the results
+        that its layers do: no batch norm is shared. Else None."""
+        return self._model.module if self._alike else None
+
+    def begin_whole(self, samples: int) -> None:
+        """Begin a step that `whole` computes; `samples` were seen before. Raises as `check_trained`."""
+        self.check_trained()
+        share = self.last_share
+        self._model.begin(range(samples + share.start, samples + share.stop))
 
     @property
     def first_share(self) -> range:

@@ -55,10 +55,10 @@ class SampleDropout(nn.Module):
         self._seat, self._whole, self._source = seat, whole, (source,)  # a tuple: not a submodule
 
     @property
-    def draws(self) -> bool:
-        """Whether it may draw random numbers now; where its rate comes with each call, always."""
+    def source(self) -> nn.Module | None:
+        """The module that it stands for."""
         (source,) = self._source
-        return source is None or bool(source.p and source.training)
+        return source
 
     def forward(
         self, x: torch.Tensor, p: Any = 0.5, training: Any = True, inplace: Any = False

@@ -48,11 +48,12 @@ class Layer:
 class Layers:
     """A model's layers, each after those it reads from; the last one returns the model's result alone.
 
-    `inputs`: how many tensors the model is called with.
+    `inputs`: how many tensors the model is called with. `model`: what was traced.
     """
 
     layers: tuple[Layer, ...]
     inputs: int
+    model: nn.Module | None = None
 
     def run(self, *inputs: torch.Tensor) -> torch.Tensor:
         """The model's result: all layers one after the other, where their parameters are."""
@@ -87,7 +88,7 @@ def trace(model: nn.Module, example: tuple[torch.Tensor, ...]) -> Layers:
         module = fx.GraphModule(root, piece.graph, class_name="Layer")
         values = tuple(home[node] for node in piece.inputs)
         layers.append(Layer(i, piece.name, module, values, len(piece.outputs)))
-    return Layers(tuple(layers), inputs=len(example))
+    return Layers(tuple(layers), inputs=len(example), model=model)
 
 
 def _check_inputs(model: nn.Module, example: Any) -> None:
