@@ -49,9 +49,17 @@ class StepClock:
         """A turn begins."""
         self._made = self._counted = 0
         self._since = time.perf_counter()
+        self._disturbed = False
+
+    def disturbed(self) -> None:
+        """Something else has happened since the newest step: how long it took is not known."""
+        self._disturbed = True
 
     def passed(self) -> list[float]:
         """A step is made: seconds of each that was not counted yet, as far as they are known."""
+        if self._disturbed:
+            self.begin()
+            return []
         self._made += 1
         if self._device.type == "cuda":
             if self._made not in (WARM_UP, VISIT):
@@ -108,8 +116,8 @@ class PlanTrial:
         self._left -= 1
 
     def disturbed(self) -> None:
-        """What has happened since the last step is no part of one."""
-        self._clock.begin()
+        """Something else has happened since the newest step: how long it took is not known."""
+        self._clock.disturbed()
 
     def _next(self) -> None:
         self._look_at_memory()
@@ -154,7 +162,7 @@ class Pace:
         self._last = now
 
     def disturbed(self) -> None:
-        """What has happened since the last step is no part of one."""
+        """Something else has happened since the newest step: how long it took is not known."""
         self._last = None
 
     def due(self, kept: str, steps_left: int) -> bool:

@@ -285,6 +285,9 @@ class AdaptiveBatches(Replicated):
 
     def decide(self) -> None:
         """Let rank 0 say what to do next; all ranks come here."""
+        former, past = self._course, self._past()
+        if former is not None and past:
+            self.control.took(former, past["step_s"])
         self.table.learn(self._clock.take())
         tables = self.context.peers.gather(self.table, DeviceTimes)
         refusal: ConfigError | None = None
@@ -301,7 +304,6 @@ class AdaptiveBatches(Replicated):
             raise refusal
         if isinstance(course, int):
             raise SystemExit(course)
-        former, past = self._course, self._past()
         self._course, self._course_began = course, self.control.updates
         self._course_at = time.monotonic()
         self._have_workers(course)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hpcsched.compat import dataclass
@@ -13,11 +14,15 @@ from hpcsched.planning.vsw.batching import RULES, BatchRule, Halves, worker_coun
 from hpcsched.planning.vsw.configure import ClusterGpu, GpuShare, NoConfiguration, configure
 from hpcsched.planning.vsw.costs import AllReduceCost, sync_method
 from hpcsched.planning.vsw.options import WorkerOptions, local_batches
+from hpcsched.worker.session.mode_trial import WORTH
 from hpcsched.worker.vsw.clock import Kind
 from hpcsched.worker.vsw.measurements import DeviceTimes, Measurements
 
 TRIAL_STEPS = 4
 """So long is a configuration tried whose speed is not known; its first step counts for nothing."""
+
+KNOWN_FOR = 10
+"""Decisions; then what steps have taken is no longer believed."""
 
 GUESSED = AllReduceCost(per_byte_s=1e-9, latency_s=2e-4)
 """A sum over ranks, where no two ranks have met yet: a gigabyte a second."""
@@ -50,6 +55,11 @@ class BatchCourse:
         """What decides which samples a rank takes when."""
         return self.batch, self.local_batch, tuple(share.workers if share else 0 for share in self.shares)
 
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What decides how long its steps take."""
+        return (*self.order, *(share.at_once if share else 0 for share in self.shares), self.overlap)
+
     def kind(self, rank: int) -> Kind | None:
         """What this rank's full rounds are; None if it has no worker."""
         share = self.shares[rank]
@@ -77,6 +87,8 @@ class BatchControl:
         self.value: float | None = None
         self.seen: float | None = None
         self.tables: list[DeviceTimes] = []
+        self._taken: dict[tuple[object, ...], tuple[float, int]] = {}
+        self._decisions = 0
         self.line: AllReduceCost | None = None
         self.buckets: tuple[int, ...] = ()
 
@@ -143,7 +155,7 @@ class BatchControl:
             share is not None and not tables.has_room(rank, (local, share.at_once))
             for rank, share in enumerate(shares)
         ]
-        return self._make(
+        course = self._make(
             made.global_batch,
             local,
             shares,
@@ -151,6 +163,37 @@ class BatchControl:
             trial=any(trial_of),
             step_s=made.iter_s,
         )
+        return course if course.trial else self._no_slower(course, self._plain(ranks, tables))
+
+    def took(self, course: BatchCourse, step_s: float) -> None:
+        """The steps of a course that is over have taken so long, the samples of one counted."""
+        self._taken[course.way] = step_s / course.batch, self._decisions
+
+    def _plain(self, ranks: int, tables: Measurements) -> BatchCourse | None:
+        """The same batch as by data parallelism: one worker on each rank, all with as many samples, and
+        weights updated when all gradients are there. None where the job file allows no such local batch, or
+        some memory has no room for it."""
+        assert self.options.local_batch is not None
+        low, high = self.options.local_batch
+        local, rest = divmod(self.batch, ranks)
+        odd = self.batching.adapts and ranks % 2
+        if rest or odd or not low <= local <= high or not tables.may_fit(local):
+            return None
+        trial = not all(tables.has_room(rank, (local, 1)) for rank in range(ranks))
+        shares = (GpuShare(workers=1, at_once=1),) * ranks
+        overlap = self.options.synchronize == "overlap"
+        return self._make(self.batch, local, shares, overlap=overlap, trial=trial)
+
+    def _no_slower(self, course: BatchCourse, plain: BatchCourse | None) -> BatchCourse:
+        """The course, unless it was no faster than plain data parallelism when both were measured: what it is
+        expected to take is put together from rounds. What plain steps take is measured first."""
+        self._decisions += 1
+        if plain is None or plain.way == course.way:
+            return course
+        known = {way: s for way, (s, at) in self._taken.items() if self._decisions - at <= KNOWN_FOR}
+        if plain.way not in known:
+            return replace(plain, until=min(plain.until, self.updates + 2 * TRIAL_STEPS))
+        return plain if known.get(course.way, 0.0) > WORTH * known[plain.way] else course
 
     def _try_more(
         self, rank: int, share: GpuShare | None, local: int, tables: Measurements

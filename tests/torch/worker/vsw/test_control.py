@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hpcsched.planning.vsw.batching import Halves  # noqa: E402
 from hpcsched.planning.vsw.costs import AllReduceCost  # noqa: E402
 from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
 from hpcsched.worker.vsw.clock import RoundTime  # noqa: E402
-from hpcsched.worker.vsw.control import TRIAL_STEPS, BatchControl, BatchCourse  # noqa: E402
+from hpcsched.worker.vsw.control import KNOWN_FOR, TRIAL_STEPS, BatchControl, BatchCourse  # noqa: E402
 from hpcsched.worker.vsw.epoch_forecast import CELLS, Trajectory, expect  # noqa: E402
 from hpcsched.worker.vsw.measurements import DeviceTimes  # noqa: E402
 
@@ -285,3 +286,54 @@ def test_a_trajectory_begins_where_others_ended_and_never_falls_behind_its_own_e
     seen.add(10)
     seen.begin(20)
     assert seen.epoch == 3
+
+
+# -- plain data parallelism ----------------------------------------------------------------------------
+
+FIXED = {"local_batch": [8, 64], "every": 100}
+
+
+def test_a_batch_that_stays_may_be_one_local_batch() -> None:
+    one = control(**FIXED, global_batch=64)
+    one.tables = measured(0.01, b16=1.5, b32=2.0)
+    course = one.course(1)
+    assert (course.local_batch, workers(course), course.trial) == (64, [1], True)
+
+
+def test_plain_steps_are_measured_before_unequal_shares_are_believed() -> None:
+    one = control(**FIXED, global_batch=64)
+    one.tables = measured(0.01, 0.03, b32=4.0)
+    plain = one.course(2)
+    assert (plain.local_batch, workers(plain), plain.overlap) == (32, [1, 1], False)
+    assert plain.until == 2 * TRIAL_STEPS
+    one.updates = plain.until
+    one.took(plain, 0.12)
+    course = one.course(2)
+    assert (course.local_batch, workers(course)) == (8, [6, 2])
+    one.took(course, 0.13)
+    assert one.course(2) == plain_until(plain, course.until)
+    one.took(course, 0.06)
+    assert one.course(2) == course
+
+
+def plain_until(plain: BatchCourse, until: int) -> BatchCourse:
+    return replace(plain, until=until)
+
+
+def test_what_has_been_measured_is_forgotten_after_a_while() -> None:
+    one = control(**FIXED, global_batch=64)
+    one.tables = measured(0.01, 0.03, b32=4.0)
+    plain = one.course(2)
+    one.took(plain, 0.12)
+    course = one.course(2)
+    one.took(course, 0.5)
+    for _ in range(KNOWN_FOR):
+        one.took(plain, 0.12)
+        assert workers(one.course(2)) == [1, 1]
+    assert one.course(2) == course
+
+
+def test_where_the_job_file_allows_no_plain_steps_there_are_none() -> None:
+    one = control()  # local batches of 8 only
+    one.tables = measured(0.01, 0.03)
+    assert workers(one.course(2)) == [6, 2]

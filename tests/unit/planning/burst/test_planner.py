@@ -392,3 +392,84 @@ def test_a_plan_with_ranks_that_do_not_exist_is_refused_with_the_layers_name(ran
     page["layers"][1]["ranks"] = ranks
     with pytest.raises(ConfigError, match="mine: layer 'conv1_2': ranks"):
         BurstPlan.parse(page, where="mine")
+
+
+# -- what the paper's costs leave out ------------------------------------------------------------------
+
+
+def test_shared_norms_cost_two_messages_each_where_a_layer_has_several_gpus():
+    normed = replace(layer(0, (), {1: 100.0, 4: 100.0}), norms=3)
+    network = Interconnect(bandwidth_bytes_s=1e9, latency_s=5e-6)
+    for shared, more in ((True, 30.0), (False, 0.0)):
+        costs = ModelCosts(model(normed), gpus=4, global_batch=4, network=network, shared_norms=shared)
+        assert costs.time_us[0].tolist() == [100.0, 100.0 + more, 100.0 + more]
+        assert costs.base_us.tolist() == [100.0]
+
+
+def test_the_loss_is_the_last_layers_and_the_optimizer_has_all_of_a_layers_parameters_on_each_rank():
+    layers = (layer(0, (), {1: 10.0, 4: 40.0}, parameter_bytes=1000), layer(1, (0,), {1: 1.0, 4: 4.0}))
+    profile = replace(model(*layers), loss_us={1: 2.0, 4: 8.0}, update_us=0.01)
+    network = Interconnect(bandwidth_bytes_s=1e15, latency_s=0.0)
+    costs = ModelCosts(profile, gpus=4, global_batch=4, network=network)
+    assert costs.time_us[0].tolist() == pytest.approx([50.0, 30.0, 20.0], abs=1e-3)
+    assert costs.time_us[1].tolist() == pytest.approx([12.0, 6.0, 3.0], abs=1e-3)
+
+
+def test_a_layer_takes_no_less_than_it_takes_to_launch():
+    launched = replace(layer(0, (), {1: 10.0, 4: 40.0}), launch_us=25.0)
+    costs = ModelCosts(model(launched), gpus=4, global_batch=4, network=NVSWITCH)
+    assert costs.time_us[0].tolist() == [40.0, 25.0, 25.0]
+
+
+def test_with_uneven_shares_any_count_can_be_used_and_the_largest_share_counts():
+    linear = {n: 10.0 * n for n in (1, 2, 3, 4, 8)}
+    costs = ModelCosts(model(layer(0, (), linear)), gpus=9, global_batch=8, network=NVSWITCH, uneven=True)
+    assert costs.counts.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert costs.time_us[0].tolist() == [80.0, 40.0, 30.0, 20.0, 20.0, 20.0, 20.0, 10.0]
+    made = plan(model(layer(0, (), linear)), gpus=7, global_batch=24, network=NVSWITCH, uneven=True)
+    assert len(made.layers[0].ranks) == 6  # 7 would have 4 samples in the largest share as well
+    assert made.notes[-1].startswith("measured with at most") or not made.notes
+
+
+@pytest.mark.parametrize("batch", [7, 12])
+def test_what_moves_between_uneven_shares_is_what_the_executor_moves(batch):
+    layers = (layer(0, (), {1: 1.0}, activation_bytes=1), layer(1, (0,), {1: 1.0}))
+    network = Interconnect(bandwidth_bytes_s=1e6, latency_s=0.0)
+    costs = ModelCosts(model(*layers), gpus=6, global_batch=batch, network=network, uneven=True)
+
+    def share(rank, first, count):
+        at = rank - first
+        return set(range(at * batch // count, (at + 1) * batch // count)) if 0 <= at < count else set()
+
+    for g, h in np.ndindex(6, 6):
+        for here in range(6 - g):
+            for there in range(6 - h):
+                shares = [(share(r, here, g + 1), share(r, there, h + 1)) for r in range(6)]
+                moved = max(max(len(old - new), len(new - old)) for old, new in shares)
+                found = costs.lag_us(0, Spot(count=g, first=here), 1, Spot(count=h, first=there))
+                assert found == pytest.approx(2 * moved)
+                assert found <= costs.edge_us(0, 1)[0 if here == there else 1, g, h] + 1e-9
+
+
+def test_no_plan_with_uneven_shares_is_slower_than_without():
+    for name, batch in (("vgg16", 32), ("wrn101-2", 16)):
+        times = [
+            plan(shipped(name), gpus=6, global_batch=batch, network=NVSWITCH, uneven=uneven).iter_us
+            for uneven in (False, True)
+        ]
+        assert times[1] < times[0]
+
+
+def test_what_a_profile_says_besides_layers_is_kept_and_checked():
+    profile = replace(
+        model(replace(layer(0, (), {1: 1.0}), norms=2, launch_us=3.5)), loss_us={4: 2.0}, update_us=1e-4
+    )
+    page = profile.to_table()
+    assert LayerProfile.parse(page, where="p") == profile
+    assert model(layer(0, (), {1: 1.0})).to_table().keys() == page.keys() - {"loss_us", "update_us"}
+    for broken in ({"update_us": -1}, {"loss_us": {"0": 1}}, {"update_us": True}):
+        with pytest.raises(ConfigError, match=next(iter(broken))):
+            LayerProfile.parse({**page, **broken}, where="p")
+    for broken in ({"norms": -1}, {"launch_us": "1"}):
+        with pytest.raises(ConfigError, match=next(iter(broken))):
+            LayerProfile.parse({**page, "layers": [{**page["layers"][0], **broken}]}, where="p")
