@@ -55,6 +55,7 @@ DEADLINES_S = {
     "ps_simulated": 900,
     "simulator_scale": 900,
     "policies": 900,
+    "strategies": 1800,
 }
 """The benchmarks, in order, and the longest each may take."""
 

@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> Report:
     for model in models:
         if time.monotonic() < end:
             found, kept = _measured(model, options.quick)
-            report.results |= {f"{model}: {name}_step_s": times for name, times in found.items()}
+            report.results |= {f"{model} {name} step_s".replace(" ", "_"): s for name, s in found.items()}
             for slots in (1, RANKS):
                 _say(report, model, slots, found, kept)
     return report

@@ -11,18 +11,26 @@ from hpcsched.core.jobs import Job
 from hpcsched.store.rundir import RunDir
 
 
-def as_it_is(rundir: RunDir, job: Job) -> list[str]:
-    """Which plan is kept, and what a step takes by each, as the job has written it; nothing for others."""
+def compared(rundir: RunDir, job: Job) -> dict[str, Any] | None:
+    """The plans that the job has compared and which it has kept, as it has written it; None: no such job, or
+    nothing yet."""
     if job.spec.strategy["kind"] != "burst":
-        return []
+        return None
     try:
         page = json.loads((rundir.job(job.id) / files.PLAN).read_bytes())
-        compared = [_words(each) for each in page.get("compared", ())]
+        found = {"kept": page["kept"], "compared": page["compared"]}
+        as_it_is(found)
     except (OSError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        return []  # not written yet
-    if not compared:
+        return None
+    return found
+
+
+def as_it_is(found: Mapping[str, Any] | None) -> list[str]:
+    """Which plan a job trains by, and what a step takes by each, from what `compared` gave."""
+    if found is None:
         return []
-    return [f"trains by: {page.get('kept')}, the fastest as measured", *compared]
+    plans = [_words(each) for each in found["compared"]]
+    return [f"trains by: {found['kept']}, the fastest as measured", *plans]
 
 
 def _words(found: Mapping[str, Any]) -> str:

@@ -61,6 +61,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     following, needs = what_is_next(machine, found), _needs(machine, found)
     saves = how_suspended(found, machine.run.now, machine.estimates.unsaved_s(found))
     processes = machine.estimates.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
+    plans = about_burst.compared(rundir, found) if found.state.active else None
     if as_json:
         story = [
             {
@@ -85,6 +86,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
             "next": following,
             "story": story,
             **({"cores": on_cores} if on_cores else {}),
+            **({"plans": plans} if plans else {}),
         }
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
         return code_of(rundir)
@@ -92,7 +94,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     if reason:
         say(f"  because: {reason}")
     now = [*about_cpu.as_it_is(on_cores), *about_sharing.as_it_is(machine, found)]
-    now += about_burst.as_it_is(rundir, found) if found.state.active else []
+    now += about_burst.as_it_is(plans)
     for line in [*about_batches.as_it_is(rundir, found.id), *now]:
         say(f"  now: {line}")
     if saves:

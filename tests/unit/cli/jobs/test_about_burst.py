@@ -28,7 +28,7 @@ def said(folder: Path, text: str | None, kind: str = "burst") -> list[str]:
     if text is not None:
         rundir.job(job.id).mkdir(parents=True, exist_ok=True)
         (rundir.job(job.id) / "plan.json").write_text(text)
-    return about_burst.as_it_is(rundir, job)
+    return about_burst.as_it_is(about_burst.compared(rundir, job))
 
 
 def test_each_plan_has_what_was_measured_and_what_was_predicted(tmp_path: Path) -> None:
