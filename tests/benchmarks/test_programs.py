@@ -61,7 +61,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("pack_plans", {"plan_of_10_s", "v100_paired_as_measured_over_best"}),
         ("pack_steps", {"mlp_b8_n2_separate_step_s", "mlp_unequal_ragged_step_s", "cnn_b8_n2_auto_step_s"}),
         ("packed_hyperband", {"digits_off_wall_s", "digits_auto_wall_s", "mlp_off_on_1_search_s"}),
-        ("strategies", {"digits_cnn_ddp_on_1_step_s", "digits_cnn_burst_on_2_step_s"}),
+        ("strategies", {"digits_cnn_plain_on_1_step_s", "digits_cnn_burst_on_2_ddp_step_s"}),
         ("policies", {"exclusive_jct_over_bound", "marble_makespan_over_bound", "planner_longest_plan_s"}),
     ],
 )

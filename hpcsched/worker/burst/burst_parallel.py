@@ -104,7 +104,9 @@ class BurstParallel(Replicated):
         engine, training = self._engine, self.training
         assert engine is not None
         self._between_plans()
-        engine.clock.on = self._trial is None and training.step % EVERY == FIRST - 1
+        engine.clock.on = training.step % EVERY == FIRST - 1
+        if engine.clock.on and self._trial is not None:
+            self._trial.disturbed()  # it takes longer
         self._parts.optimizer.zero_grad()
         if engine.whole is not None and training.made and not engine.clock.on:
             self._compute_whole(engine, engine.whole)

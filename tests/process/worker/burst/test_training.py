@@ -138,7 +138,7 @@ def test_a_plan_is_made_anew_when_what_was_measured_says_so(tmp_path: Path) -> N
     (job.folder / "layers.json").write_text(json.dumps(profile))
     job.env["HPCSCHED_CHECKPOINT_EVERY_S"] = "0.05"
     assert job.run(2, batch=8) == [0, 0], job.output
-    assert "one rank is kept" in job.output
+    assert "is kept: a step takes data parallel" in job.output
     learnt = json.loads((job.dir / "layers.json").read_text())
     assert learnt["layers"][0]["forward_us"]["8"] < 4.0e6
     assert [layer["ranks"] for layer in json.loads((job.dir / "plan.json").read_text())["layers"]] != [
