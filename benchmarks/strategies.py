@@ -3,10 +3,10 @@
     python benchmarks/strategies.py [--json] [--quick] [--only MODEL]... [--budget-s S] [--output FILE]
 
 All trainings of a model live in the same two processes, one thread each, as `hpcsched run` starts them for
-two slots, and take turns, a few steps each, every one of them beside a turn of `ddp` that it is compared with:
-whatever else the machine does meets both.
-`plain` is a loop as anybody writes it, without hpcsched. `ddp again` is a second training by `ddp`: how far it is
-from the first is chance. Strategies that try something at their start have done so before anything is counted.
+two slots, and take turns, a few steps each, every one beside a turn of `ddp` that it is compared with: whatever
+else the machine does meets both. `plain` is a loop as anybody writes it, without hpcsched. `ddp again` is a
+second training by `ddp`: how far it is from the first is chance. Strategies that try something at their start
+have done so before anything is counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RANKS = 2
 ROUNDS, QUICK_ROUNDS = 60, 2
 TURN_S, MOST_STEPS = 0.06, 6
 """A turn takes about as long, or so many steps."""
-BEGIN_STEPS, QUICK_BEGIN_STEPS = {"burst": 130, "vsw": 80}, 12
+BEGIN_STEPS, QUICK_BEGIN_STEPS = {"burst": 130, "vsw": 160}, 12
 """Within so many steps a strategy has tried what it tries at the start; others try nothing."""
 DEADLINE_S, BUDGET_S = 1500.0, 1500.0
 GOAL = 0.02
@@ -274,7 +274,7 @@ class _Bench:
 
         parts = self.parts()
         share = parts.global_batch // slots
-        table = {"local_batch": [share // 2, share], "global_batch": parts.global_batch}
+        table = {"local_batch": [share // 2, share], "global_batch": parts.global_batch, "every": 50}
         strategy = AdaptiveBatches(parts, WorkerOptions.parse(table))
         return self.made_by(session_of(parts, strategy, **self.session(slots)), strategy)
 

@@ -55,14 +55,15 @@ class StepClock:
         """Something else has happened since the newest step: how long it took is not known."""
         self._disturbed = True
 
-    def passed(self) -> list[float]:
-        """A step is made: seconds of each that was not counted yet, as far as they are known."""
+    def passed(self, *, last: bool) -> list[float]:
+        """A step is made, of a turn the last one or not: seconds of each that was not counted yet, as far as
+        they are known."""
         if self._disturbed:
             self.begin()
             return []
         self._made += 1
         if self._device.type == "cuda":
-            if self._made not in (WARM_UP, VISIT):
+            if self._made != WARM_UP and not last:
                 return []
             torch.cuda.synchronize(self._device)
         now, steps = time.perf_counter(), self._made - self._counted
@@ -91,6 +92,7 @@ class PlanTrial:
         self._peers, self.plans, self._go_over, self._decided = peers, plans, go_over, decided
         self._trial = ModeTrial(list(plans), clear=0.0)
         self._clock = StepClock(peers.device)
+        self._steps_s: list[float] = []
         self._left = 0
         self.now = ""
         """The plan whose turn it is; in the end the one that is kept."""
@@ -109,8 +111,7 @@ class PlanTrial:
     def between_steps(self) -> None:
         """Before each step, on all ranks: count the one before; at a turn's end go over to the next plan."""
         if self.now:
-            for seconds in self._clock.passed():
-                self._trial.took(self.now, seconds)
+            self._steps_s += self._clock.passed(last=self._left == 0)
         if self._left == 0:
             self._next()
         self._left -= 1
@@ -120,6 +121,11 @@ class PlanTrial:
         self._clock.disturbed()
 
     def _next(self) -> None:
+        if self._steps_s:  # a turn whose steps were all disturbed is made once more
+            unknown = [median(self._steps_s)] * (VISIT - len(self._steps_s))
+            for seconds in (*unknown, *self._steps_s):
+                self._trial.took(self.now, seconds)
+            self._steps_s = []
         self._look_at_memory()
         name = self._trial.current if self._peers.rank == 0 else None
         self.now, self.over = self._peers.tell((name or self._trial.best, name is None), tuple[str, bool])

@@ -95,19 +95,19 @@ def test_plans_take_turns_and_the_fastest_is_kept(clock: Clock, step_s: dict[str
     assert steps <= 9 * VISIT + 1
 
 
-def test_what_happens_between_two_steps_counts_for_none(clock: Clock) -> None:
+@pytest.mark.parametrize("every", [1, 2, 5, 100])
+def test_what_happens_between_two_steps_counts_for_none(clock: Clock, every: int) -> None:
     trial = PlanTrial(Peers(0, 1, CPU), PLANS, lambda plan: None, lambda trial: None)
-    for step in range(VISIT):
+    for step in range(20 * VISIT):
+        if trial.over:
+            break
         trial.between_steps()
         clock.now += 1.0
-        if step % 2:
+        if step % every == every - 1:
             clock.now += 100.0
             trial.disturbed()
-    assert not trial.times  # half of the steps are not known
-    for _ in range(VISIT):
-        trial.between_steps()
-        clock.now += 1.0
-    assert trial.times[SPREAD] == pytest.approx(1.0)
+    assert trial.over == (every > 1)
+    assert set(trial.times.values()) <= {1.0}
 
 
 # -- once more -----------------------------------------------------------------------------------------
