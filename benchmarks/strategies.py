@@ -3,10 +3,10 @@
     python benchmarks/strategies.py [--json] [--quick] [--only MODEL]... [--budget-s S] [--output FILE]
 
 All trainings of a model live in the same two processes, one thread each, as `hpcsched run` starts them for
-two slots, and take turns, a few steps each, every one beside a turn of `ddp` that it is compared with: whatever
-else the machine does meets both. `plain` is a loop as anybody writes it, without hpcsched. `ddp again` is a
-second training by `ddp`: how far it is from the first is chance. Strategies that try something at their start
-have done so before anything is counted.
+two slots. They take turns, a few steps each, every one beside a turn of `ddp` that it is compared with:
+whatever else the machine does meets both. `plain` is a loop as anybody writes it, without hpcsched. `ddp
+again` is a second training by `ddp`: how far it is from the first is chance. Strategies that try something at
+their start have done so before anything is counted.
 """
 
 from __future__ import annotations

@@ -105,6 +105,18 @@ def test_batch_norm_of_each_ranks_own_samples_is_what_data_parallelism_has(tmp_p
     assert largest_difference(ddp, shared) > 1e-3
 
 
+def test_trying_plans_changes_nothing_in_what_is_learnt(tmp_path: Path) -> None:
+    """With dropout and shared batch norm: by layers on both ranks, by the whole model on one."""
+    alone = burst(tmp_path / "alone", steps=150)
+    assert alone.run(1) == [0], alone.output
+    job = burst(tmp_path / "job", steps=150)
+    assert job.run(2) == [0, 0], job.output
+    assert "is kept: a step takes data parallel" in job.output
+    page = json.loads((job.dir / "plan.json").read_text())
+    assert {each["name"] for each in page["compared"]} >= {"data parallel", "one rank"}
+    assert largest_difference(alone, job) < 1e-5  # float32
+
+
 def test_without_a_plan_the_layers_are_measured_and_a_resume_on_other_ranks_plans_anew(
     tmp_path: Path,
 ) -> None:
