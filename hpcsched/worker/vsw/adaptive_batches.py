@@ -70,6 +70,7 @@ class AdaptiveBatches(Replicated):
         self._course: BatchCourse | None = None
         self._comparable = True  # as far as is known
         self._course_began, self._course_at = 0, 0.0
+        self._worked_s = 0.0
         self._warm: set[Kind] = set()
 
     def refuses(self, training: TrainingState, world_size: int, seats: Sequence[Seat]) -> str:
@@ -105,7 +106,7 @@ class AdaptiveBatches(Replicated):
     def train_step(self) -> None:
         """Forward and backward passes of this rank's workers, sums over the ranks, the optimizer's step, and
         as many of the learning-rate schedule."""
-        training = self.training
+        training, begun_at = self.training, time.monotonic()
         while True:
             training.optimizer.zero_grad()
             training.model.zero_grad()  # also what no optimizer updates: it must not add up, nor be compared
@@ -132,6 +133,7 @@ class AdaptiveBatches(Replicated):
         if self._parts.scheduler is not None:
             for _ in range(self._steps_at(training.samples + training.global_batch) - training.step):
                 self._parts.scheduler.step()
+        self._worked_s += time.monotonic() - begun_at
 
     def _compare(self) -> None:
         halves = self._halved.halves(self.training.global_batch // 2)
@@ -286,8 +288,10 @@ class AdaptiveBatches(Replicated):
     def decide(self) -> None:
         """Let rank 0 say what to do next; all ranks come here."""
         former, past = self._course, self._past()
-        if former is not None and past:
-            self.control.took(former, past["step_s"])
+        if former is not None and past:  # a GPU works off later what it is told in a step
+            steps = self.control.updates - self._course_began
+            on_cpu = self.device.type == "cpu"
+            self.control.took(former, self._worked_s / steps if on_cpu else past["step_s"])
         self.table.learn(self._clock.take())
         tables = self.context.peers.gather(self.table, DeviceTimes)
         refusal: ConfigError | None = None
@@ -305,7 +309,7 @@ class AdaptiveBatches(Replicated):
         if isinstance(course, int):
             raise SystemExit(course)
         self._course, self._course_began = course, self.control.updates
-        self._course_at = time.monotonic()
+        self._course_at, self._worked_s = time.monotonic(), 0.0
         self._have_workers(course)
         if former is None or former.order != course.order or self._read_for != self._group:
             self._aim()
