@@ -218,7 +218,7 @@ def _check_samples(unit: RankLayer, inputs: list[torch.Tensor]) -> None:
     finally:
         unit.seat.looked_at, unit.seat.places = False, places
     for i, same in enumerate(apart):
-        if not all(_close(three, two[i].expand_as(three)) for three, two in zip(same, both, strict=True)):
+        if not all(close(three, two[i].expand_as(three)) for three, two in zip(same, both, strict=True)):
             raise ConfigError(
                 where=f"layer {unit.name}",
                 got="mixes the samples of a batch, or depends on how many there are",
@@ -226,7 +226,7 @@ def _check_samples(unit: RankLayer, inputs: list[torch.Tensor]) -> None:
             )
 
 
-def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+def close(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not one.is_floating_point():
         return torch.equal(one, other)
     coarse = max(1e-3, 8 * torch.finfo(one.dtype).eps)

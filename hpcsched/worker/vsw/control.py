@@ -21,8 +21,9 @@ from hpcsched.worker.vsw.measurements import DeviceTimes, Measurements
 TRIAL_STEPS = 4
 """So long is a configuration tried whose speed is not known; its first step counts for nothing."""
 
-KNOWN_FOR = 10
-"""Decisions; then what steps have taken is no longer believed."""
+KNOWN_FOR, PLAIN_FOR = 10, 4
+"""Decisions; then what steps have taken is no longer believed: of a way that was no faster, and of plain
+steps, as others must not be compared with them when the machine has become slower or faster since."""
 
 GUESSED = AllReduceCost(per_byte_s=1e-9, latency_s=2e-4)
 """A sum over ranks, where no two ranks have met yet: a gigabyte a second."""
@@ -190,7 +191,11 @@ class BatchControl:
         self._decisions += 1
         if plain is None or plain.way == course.way:
             return course
-        known = {way: s for way, (s, at) in self._taken.items() if self._decisions - at <= KNOWN_FOR}
+        known = {
+            way: s
+            for way, (s, at) in self._taken.items()
+            if self._decisions - at <= (PLAIN_FOR if way == plain.way else KNOWN_FOR)
+        }
         if plain.way not in known:
             return replace(plain, until=min(plain.until, self.updates + 2 * TRIAL_STEPS))
         return plain if known.get(course.way, 0.0) > WORTH * known[plain.way] else course

@@ -269,9 +269,10 @@ def engine_of(model: nn.Module) -> Engine:
     )
 
 
-def test_the_whole_model_draws_as_its_layers_do() -> None:
+@pytest.mark.parametrize("kind", [Draws, Twice])
+def test_the_whole_model_draws_as_its_layers_do(kind: type[Draws]) -> None:
     torch.manual_seed(0)
-    model = Draws()
+    model = kind()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     engine = engine_of(model)
     x, results, gradients = torch.randn(8, 4), [], []
@@ -299,7 +300,7 @@ def test_the_whole_model_draws_as_its_layers_do() -> None:
     assert (engine.whole(x) != 0).all()  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("kind", [ByFunction, Twice, Hidden])
+@pytest.mark.parametrize("kind", [ByFunction, Hidden])
 def test_a_model_whose_dropout_cannot_be_told_apart_is_computed_by_its_layers(kind: type[nn.Module]) -> None:
     before = torch.get_rng_state()
     torch.manual_seed(0)

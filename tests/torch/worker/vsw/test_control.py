@@ -15,7 +15,7 @@ from hpcsched.planning.vsw.batching import Halves  # noqa: E402
 from hpcsched.planning.vsw.costs import AllReduceCost  # noqa: E402
 from hpcsched.planning.vsw.options import WorkerOptions  # noqa: E402
 from hpcsched.worker.vsw.clock import RoundTime  # noqa: E402
-from hpcsched.worker.vsw.control import KNOWN_FOR, TRIAL_STEPS, BatchControl, BatchCourse  # noqa: E402
+from hpcsched.worker.vsw.control import KNOWN_FOR, PLAIN_FOR, TRIAL_STEPS, BatchControl, BatchCourse  # noqa: E402
 from hpcsched.worker.vsw.epoch_forecast import CELLS, Trajectory, expect  # noqa: E402
 from hpcsched.worker.vsw.measurements import DeviceTimes  # noqa: E402
 
@@ -331,6 +331,18 @@ def test_what_has_been_measured_is_forgotten_after_a_while() -> None:
         one.took(plain, 0.12)
         assert workers(one.course(2)) == [1, 1]
     assert one.course(2) == course
+
+
+def test_plain_steps_are_measured_anew_beside_others() -> None:
+    one = control(**FIXED, global_batch=64)
+    one.tables = measured(0.01, 0.03, b32=4.0)
+    one.took(one.course(2), 0.12)
+    for _ in range(PLAIN_FOR):
+        course = one.course(2)
+        assert workers(course) == [6, 2]
+        one.took(course, 0.06)
+    plain = one.course(2)
+    assert (workers(plain), plain.until) == ([1, 1], 2 * TRIAL_STEPS)
 
 
 def test_where_the_job_file_allows_no_plain_steps_there_are_none() -> None:
