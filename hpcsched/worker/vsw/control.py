@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,8 +23,7 @@ TRIAL_STEPS = 4
 """So long is a configuration tried whose speed is not known; its first step counts for nothing."""
 
 KNOWN_FOR, PLAIN_FOR = 10, 4
-"""Decisions; then what steps have taken is no longer believed: of a way that was no faster, and of plain
-steps, as others must not be compared with them when the machine has become slower or faster since."""
+"""Decisions: so long it counts what steps have taken; so often plain ones are measured anew beside others."""
 
 GUESSED = AllReduceCost(per_byte_s=1e-9, latency_s=2e-4)
 """A sum over ranks, where no two ranks have met yet: a gigabyte a second."""
@@ -88,7 +88,7 @@ class BatchControl:
         self.value: float | None = None
         self.seen: float | None = None
         self.tables: list[DeviceTimes] = []
-        self._taken: dict[tuple[object, ...], tuple[float, int]] = {}
+        self._taken: dict[tuple[object, ...], list[tuple[float, int]]] = defaultdict(list)
         self._decisions = 0
         self.line: AllReduceCost | None = None
         self.buckets: tuple[int, ...] = ()
@@ -168,7 +168,7 @@ class BatchControl:
 
     def took(self, course: BatchCourse, step_s: float) -> None:
         """The steps of a course that is over have taken so long, the samples of one counted."""
-        self._taken[course.way] = step_s / course.batch, self._decisions
+        self._taken[course.way].append((step_s / course.batch, self._decisions))
 
     def _plain(self, ranks: int, tables: Measurements) -> BatchCourse | None:
         """The same batch as by data parallelism: one worker on each rank, all with as many samples, and
@@ -187,18 +187,19 @@ class BatchControl:
 
     def _no_slower(self, course: BatchCourse, plain: BatchCourse | None) -> BatchCourse:
         """The course, unless it was no faster than plain data parallelism when both were measured: what it is
-        expected to take is put together from rounds. What plain steps take is measured first."""
+        expected to take is put together from rounds. What plain steps take is measured first; of several
+        times the least counts, as whatever disturbs makes them longer."""
         self._decisions += 1
+        oldest = self._decisions - KNOWN_FOR
+        for way, found in self._taken.items():
+            self._taken[way] = [(s, at) for s, at in found if at >= oldest]
         if plain is None or plain.way == course.way:
             return course
-        known = {
-            way: s
-            for way, (s, at) in self._taken.items()
-            if self._decisions - at <= (PLAIN_FOR if way == plain.way else KNOWN_FOR)
-        }
-        if plain.way not in known:
+        known = self._taken[plain.way]
+        if not known or known[-1][1] < self._decisions - PLAIN_FOR:
             return replace(plain, until=min(plain.until, self.updates + 2 * TRIAL_STEPS))
-        return plain if known.get(course.way, 0.0) > WORTH * known[plain.way] else course
+        tried = self._taken[course.way]
+        return plain if tried and min(tried)[0] > WORTH * min(known)[0] else course
 
     def _try_more(
         self, rank: int, share: GpuShare | None, local: int, tables: Measurements

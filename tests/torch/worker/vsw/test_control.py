@@ -312,8 +312,10 @@ def test_plain_steps_are_measured_before_unequal_shares_are_believed() -> None:
     assert (course.local_batch, workers(course)) == (8, [6, 2])
     one.took(course, 0.13)
     assert one.course(2) == plain_until(plain, course.until)
-    one.took(course, 0.06)
+    one.took(course, 0.06)  # whatever disturbed the one before
     assert one.course(2) == course
+    one.took(plain, 0.05)
+    assert workers(one.course(2)) == [1, 1]
 
 
 def plain_until(plain: BatchCourse, until: int) -> BatchCourse:
