@@ -80,7 +80,8 @@ class AdaptiveBatches(Replicated):
     def setup(self, context: Context, agreement: Agreement) -> None:
         super().setup(context, agreement)
         context.training.also.update(vsw=self.control, batches=self._trajectory)
-        self._gradients = GradientSum(self._parts.model.parameters(), context.peers)
+        self._parameters = list(self._parts.model.parameters())
+        self._gradients = GradientSum(self._parameters, context.peers)
         self._clock = DeviceClock(context.device)
         self._workers = StreamWorkers(self._parts.model, self._parts.loss, context.device)
         self._reader = BatchReader(self._parts, context.device, lambda: context.training.step)
@@ -109,7 +110,8 @@ class AdaptiveBatches(Replicated):
         training, begun_at = self.training, time.monotonic()
         while True:
             training.optimizer.zero_grad()
-            training.model.zero_grad()  # also what no optimizer updates: it must not add up, nor be compared
+            for parameter in self._parameters:  # also what no optimizer updates: it must not add up
+                parameter.grad = None
             sums = self._halved if self.measures else self._gradients
             failed = self._compute(sums)
             if self.course.trial and self.context.peers.agree(failed)[0]:
