@@ -239,14 +239,9 @@ class _Measured:
 
     def best(self, places: Mapping[int, list[Job]], job: Job) -> int:
         """The GPU of these that a job is to join: where all are done soonest, as far as that was measured;
-        else where most of its own model train, if it was measured what they gain; of those that are equal,
-        where the fewest train, and the most similar ones (section 5.3)."""
-        stacks = self._view.rules >= OWN_MODEL_FIRST and job.spec.strategy.get("mode") != "loop"
-        gains = stacks and costs_of(self._view.loaded(job)) is not None
-        own = {
-            gpu: sum(other.spec.model == job.spec.model for other in jobs) if gains else 0
-            for gpu, jobs in places.items()
-        }
+        else where most of its own model train, if by what was measured it gains by these; of those that are
+        equal, where the fewest train, and the most similar ones (section 5.3)."""
+        own = {gpu: self._of_its_own(jobs, job) for gpu, jobs in places.items()}
         like = sorted(places, key=lambda gpu: (-own[gpu], *_fit(job, places[gpu]), gpu))
         if speeds := self.speeds([job, *(other for jobs in places.values() for other in jobs)]):
             kinds = {gpu: [_kind(other) for other in places[gpu]] for gpu in like}
@@ -254,6 +249,14 @@ class _Measured:
             assert gpu is not None, "it joins none where that does not pay"
             return gpu
         return like[0]
+
+    def _of_its_own(self, jobs: list[Job], job: Job) -> int:
+        """How many of these are of its own model; 0 where nobody knows that it gains by them."""
+        stacks = self._view.rules >= OWN_MODEL_FIRST and job.spec.strategy.get("mode") != "loop"
+        if not stacks or costs_of(self._view.loaded(job)) is None:
+            return 0
+        own = [other for other in jobs if other.spec.model == job.spec.model]
+        return len(own) if own and self.pays([*own, job]) else 0
 
 
 def _kind(job: Job) -> MemberKind:

@@ -3,7 +3,7 @@
 Trainings are taken in their order. One joins the device on which it and all that train there are done
 soonest, if that is sooner than if it trained there after them; else it waits. That is known of packs of one
 model; of several models together it is not, and the simple rule counts: the fewest members first, but most of
-its own model before that if it is known what these gain.
+its own model before that if it is known to gain by these.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def best_place(
     """The place, of those with room for the newcomer, that it is to join; None: it waits.
 
     `places` are with the fewest members first. Where a place has other models too, that with most of its own
-    model is taken, if packs of it were measured; of those that are equally good the first one.
+    model is taken, if by what was measured it gains by these; of those that are equally good the first one.
     """
     good = {
         place: members
@@ -73,10 +73,11 @@ def best_place(
     }
     if all(measured(members, newcomer) for members in good.values()):
         return min(good, key=lambda place: joining_s(speeds, good[place], newcomer)[0], default=None)
-    gains = bool(speeds.costs[newcomer.key].points)
-    return max(good, key=lambda place: gains and own_model(good[place], newcomer))
+    return max(good, key=lambda place: of_its_own(speeds, good[place], newcomer))
 
 
-def own_model(members: Sequence[MemberKind], newcomer: MemberKind) -> int:
-    """How many of these are of the newcomer's model."""
-    return sum(member.key.model == newcomer.key.model for member in members)
+def of_its_own(speeds: Speeds, members: Sequence[MemberKind], newcomer: MemberKind) -> int:
+    """How many of these are of the newcomer's model; 0 where nobody knows that it gains by them."""
+    own = [member for member in members if member.key.model == newcomer.key.model]
+    known = own and speeds.costs[newcomer.key].points
+    return len(own) if known and pays(speeds, own, newcomer) else 0
