@@ -170,10 +170,7 @@ class PackHost:
 
     def _let_go(self) -> None:
         """Take those out of the pack who are to leave, and have each come to its end."""
-        for group in self._pack.groups:
-            if group.runner.padding >= _PADDING:
-                part = f"{group.runner.padding:.0%}"
-                say(f"{part} of the frozen model's work was for rows that are shorter than others")
+        self._say_padding()
         while not self._sound(lambda: self._pack.leave(*(guest.member for guest in self._ends))):
             pass  # steps that were made for that have brought others to an end too
         ends, self._ends = self._ends, {}
@@ -237,6 +234,11 @@ class PackHost:
         if modes and modes != self._modes:
             say(f"steps of those that are alike: {', '.join(modes)}")
         self._modes = modes
+
+    def _say_padding(self) -> None:
+        for part in [group.runner.padding for group in self._pack.groups]:
+            if part >= _PADDING:
+                say(f"{part:.0%} of the frozen model's work was for rows that are shorter than others")
 
     def _attend(self) -> None:
         """Have members saved, and leave, who are to."""

@@ -509,4 +509,5 @@ def test_by_itself_a_packed_job_is_an_ordinary_one(packs: Packs) -> None:
 @pytest.mark.parametrize("pack", ["", "device 0"])
 def test_a_bad_mode_is_refused_by_name(packs: Packs, pack: str) -> None:
     assert code_of(packs.start(1, mode="fast", env={"HPCSCHED_PACK": pack})) == 2
-    assert 'strategy packed: mode: \'fast\'; accepted: "auto", "loop" or "stacked"' in packs.output(1)
+    accepted = 'accepted: "auto", "loop", "stacked" or "adapters"; on GPUs also'
+    assert f"strategy packed: mode: 'fast'; {accepted}" in packs.output(1)
