@@ -6,7 +6,8 @@ from livebench import Bench, job
 
 CPU = ["--devices", "cpu:4"]
 SAYS = (
-    "echo {} > $HPCSCHED_JOB_DIR/ready.$HPCSCHED_ATTEMPT; "
+    # As a whole: an empty one says that it is ready, and no more.
+    "cd $HPCSCHED_JOB_DIR; echo {} > .ready.$$; mv .ready.$$ ready.$HPCSCHED_ATTEMPT; "
     'echo "${{RANK-none}} of ${{WORLD_SIZE-none}}"; sleep 1'
 )
 RANK = 'echo "${RANK-none} of ${WORLD_SIZE-none} with $HPCSCHED_DEVICES"; sleep 0.1'
