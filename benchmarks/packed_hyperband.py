@@ -95,12 +95,12 @@ def _live(report: Report, *, quick: bool) -> None:
     trainings = len(found["off"][0]["trials"])
     for packing, times in walls.items():
         ratio = off / median(times)
-        goal = "at least 2x" if packing == "auto" else ""
+        goal = "at least 3x" if packing == "auto" else ""
         report.row(
             f"Hyperband on digits, {trainings} trials, packing {packing}",
             f"{median(times):.1f} s ({ratio:.2f}x)",
             goal=goal,
-            ok=ratio >= 2 if goal else None,
+            ok=ratio >= 3 if goal else None,
         )
     report.row("... the winners", ", ".join(sorted(best)), goal="the same", ok=len(best) == 1)
 

@@ -44,25 +44,36 @@ class PeftModel(nn.Module):
 
 
 class Lora(nn.Module):
-    """A low-rank adapter around a frozen layer (Hu et al. 2021)."""
+    """A low-rank adapter around a frozen layer (Hu et al. 2021), with the names that PEFT gives it."""
 
     def __init__(self, base: nn.Linear, rank: int, alpha: float, dropout: float) -> None:
         super().__init__()
         self.base_layer = base
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=False)
-        self.drop, self.scaling = nn.Dropout(dropout), alpha / rank
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(base.in_features, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, base.out_features, bias=False)})
+        dropped = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.lora_dropout, self.scaling = nn.ModuleDict({"default": dropped}), {"default": alpha / rank}
+        self.lora_bias = {"default": False}
+        self.active_adapters, self.disable_adapters, self.merged = ["default"], False, False
 
     def get_base_layer(self) -> nn.Module:
         return self.base_layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        base: torch.Tensor = self.base_layer(x)
-        return base + self.up(self.down(self.drop(x))) * self.scaling
+        result: torch.Tensor = self.base_layer(x)
+        kind = result.dtype
+        if self.disable_adapters or self.merged:
+            return result
+        for name in self.active_adapters:
+            down, up = self.lora_A[name], self.lora_B[name]
+            dropped = self.lora_dropout[name](x.to(down.weight.dtype))
+            result = result + up(down(dropped)) * self.scaling[name]
+        return result.to(kind)
 
     def merge(self) -> None:
         """As PEFT does: in place."""
-        self.base_layer.weight.data += self.up.weight.data @ self.down.weight.data * self.scaling
+        product = self.lora_B["default"].weight.data @ self.lora_A["default"].weight.data
+        self.base_layer.weight.data += product * self.scaling["default"]
 
 
 class Copied(nn.Module):
@@ -252,4 +263,7 @@ def peft(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = ModuleType("peft")
     module.PeftModel = PeftModel  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "peft", module)
+    layers = ModuleType("peft.tuners.lora.layer")
+    layers.Linear = Lora  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "peft.tuners.lora.layer", layers)
     yield

@@ -129,6 +129,8 @@ class Graph(Runner):
     are only found out in a capture. No member has made the step then.
     """
 
+    as_one = True
+
     def __init__(self, members: Sequence[Member], batches: Batches, gpu: Gpu | None = None) -> None:
         super().__init__(members)
         self._gpu = gpu or gpu_of(members)

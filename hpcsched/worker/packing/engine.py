@@ -226,7 +226,7 @@ class Pack:
         except DeviceFull as error:
             full, why, told = True, str(error), error.told
         except Exception as error:
-            if not isinstance(group.runner, (Stacks, AdaptersMode, Graph)):
+            if not group.runner.as_one:
                 raise
             if isinstance(error, ModeRefused) and self.mode != "auto":
                 raise _cannot(self.mode, str(error)) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from hpcsched.compat import zip
 from hpcsched.worker.packing.batches import writes_in
@@ -40,6 +40,10 @@ class Runner(ABC):
     raises, some members may have made it and others not; a member's state is always that between two steps,
     unless it is torn.
     """
+
+    as_one: ClassVar[bool] = False
+    """Whether all are computed as one: when a step raises something that is put down to nobody, nobody has
+    made it."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
@@ -130,6 +134,8 @@ class Stacks(Runner):
 
     Raises NotStackable.
     """
+
+    as_one = True
 
     def __init__(
         self, members: Sequence[Member], width: int, batches: Batches, traced: dict[Any, Forward]

@@ -13,6 +13,7 @@ from torch import nn
 
 from hpcsched.worker.packing.adapters.draws import Draws
 from hpcsched.worker.packing.adapters.frozen import Frozen, under
+from hpcsched.worker.packing.adapters.lora import added, computed_together, plain_lora
 from hpcsched.worker.packing.adapters.rows import Call, Rows, rows_of
 from hpcsched.worker.packing.reference import NotStackable
 
@@ -82,7 +83,16 @@ class JointForward:
         if base is None and any(plain):  # where some train a copy of what others leave as it is
             base = next(module for module, is_plain in zip(modules, plain) if is_plain)
 
+        loras = [None if is_plain else plain_lora(module) for module, is_plain in zip(modules, plain)]
+        understood = computed_together(loras) and all(a or b for a, b in zip(plain, loras))
+
         def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+            if understood and base is not None and len(args) == 1 and not kwargs:
+                given: torch.Tensor = _forward_of(base, modules, own)(*args)
+                return (given + added(args[0], loras, self._rows, self._own_draws)).to(given.dtype)
+            return one_by_one(*args, **kwargs)
+
+        def one_by_one(*args: Any, **kwargs: Any) -> torch.Tensor:
             given = [self._parts(value) for value in args]
             named = {name: self._parts(value) for name, value in kwargs.items()}
             shared = None

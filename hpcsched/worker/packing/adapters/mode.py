@@ -85,6 +85,8 @@ class _Alone:
 class AdaptersMode(Runner):
     """Raises NotStackable where the members cannot make their steps in this way."""
 
+    as_one = True
+
     def __init__(self, members: Sequence[Member], batches: Batches) -> None:
         super().__init__(members)
         self._frozen = [frozen for member in members if (frozen := member.frozen) is not None]

@@ -138,13 +138,17 @@ class Rows:
 
     def split(self, value: torch.Tensor) -> Sequence[torch.Tensor]:
         """Each one's rows, as long as its own. Raises NotStackable for a tensor that is not made of rows."""
+        pieces = value.split(self.counts_in(value))
+        return [self.shortened(piece, member) for member, piece in enumerate(pieces)]
+
+    def counts_in(self, value: torch.Tensor) -> list[int]:
+        """Rows by member in a tensor, which may have several for one of the batch. Raises as `split`."""
         if not value.ndim or value.shape[0] % self.total:
             raise NotStackable(f"the frozen model makes other rows of a batch (shape {list(value.shape)})")
         times = value.shape[0] // self.total
         if self.padded and times > 1:
             raise NotStackable("the frozen model makes other rows of a batch, and they are not all as long")
-        pieces = value.split([count * times for count in self.counts])
-        return [self.shortened(piece, member) for member, piece in enumerate(pieces)]
+        return [count * times for count in self.counts]
 
     def shortened(self, piece: torch.Tensor, member: int) -> torch.Tensor:
         """A member's rows without what was added to them: [rows, tokens], [rows, tokens, features], and what
