@@ -5,7 +5,8 @@
 Rank, alpha, learning rate and batch are each one's own. All eight
 
 - with `hpcsched run`, each alone, one a slot; and in packs (`strategy = "packed"`);
-- as plain programs that know nothing of hpcsched, two at a time, and all at once.
+- as plain programs that know nothing of hpcsched, one at a time with both cores, two at a time with one, and
+  all at once.
 
 Makespan; the same without the starts of processes, and samples a second then; the memory of all processes;
 and how far the adapters of packs are from those trained alone. A process trains from its first step to its
@@ -96,6 +97,7 @@ def measure(options: argparse.Namespace) -> Report:
         ways = {
             "each alone, one a slot": lambda: eight.hpcsched("one a slot", packed=False),
             "packs": lambda: eight.hpcsched("packs", packed=True),
+            "plain programs, one at a time": lambda: eight.plain("one at a time", 1, threads=SLOTS),
             "plain programs, two at a time": lambda: eight.plain("two at a time", SLOTS),
             "plain programs, all at once": lambda: eight.plain("all at once", len(eight.jobs)),
         }
@@ -162,11 +164,15 @@ class Eight:
         modes = ", ".join(each[0] for each in said if each)
         return self._way(record, took_s, SLOTS, peak_mib[0], modes)
 
-    def plain(self, name: str, at_once: int) -> Way:
-        """As programs, so many at a time, each of them with one thread."""
+    def plain(self, name: str, at_once: int, threads: int = 1) -> Way:
+        """As programs, so many at a time, each of them with so many threads."""
         record = self._folder(name)
         waiting = [
-            [self._python, str(HERE / "lora.py"), json.dumps(self._args(number, record))]
+            [
+                self._python,
+                str(HERE / "lora.py"),
+                json.dumps(self._args(number, record) | {"threads": threads}),
+            ]
             for number in range(len(self.jobs))
         ]
         began, end = time.time(), time.monotonic() + WAY_S

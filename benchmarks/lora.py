@@ -125,7 +125,7 @@ def main() -> None:
     args = json.loads(sys.argv[1])
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.pop("threads", 1))
     about = {key: args.pop(key) for key in ("name", "record", "steps")}
     batch = args.pop("batch")
     made = training(**args)
