@@ -3,10 +3,10 @@
     python benchmarks/strategies.py [--json] [--quick] [--only MODEL]... [--budget-s S] [--output FILE]
 
 All trainings of a model live in the same two processes, one thread each, as `hpcsched run` starts them for
-two slots. They take turns, a few steps each, every one beside a turn of `ddp` that it is compared with:
-whatever else the machine does meets both. `plain` is a loop as anybody writes it, without hpcsched. `ddp
-again` is a second training by `ddp`: how far it is from the first is chance. Strategies that try something at
-their start have done so before anything is counted.
+two slots (they keep freed memory as those do). They take turns, some steps each, every one beside a turn of
+`ddp` that it is compared with: whatever else the machine does meets both. `plain` is a loop as anybody writes
+it, without hpcsched. `ddp again` is a second training by `ddp`: how far it is from the first is chance.
+Strategies that try something at their start have done so before anything is counted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Any
 from common import Report, main, median, ms, partial_results
 
 RANKS = 2
-ROUNDS, QUICK_ROUNDS = 60, 2
-TURN_S, MOST_STEPS = 0.06, 6
-"""A turn takes about as long, or so many steps."""
+ROUNDS, QUICK_ROUNDS = 24, 2
+TURN_S, MOST_STEPS = 0.3, 40
+"""A turn takes about as long, or so many steps. In short ones all begin with others' data in the caches."""
 BEGIN_STEPS, QUICK_BEGIN_STEPS = {"burst": 130, "vsw": 160}, 12
 """Within so many steps a strategy has tried what it tries at the start; others try nothing."""
 DEADLINE_S, BUDGET_S = 1500.0, 1500.0
@@ -124,9 +124,11 @@ def _rank(rank: int, port: int, line: Connection, folder: Path, model: str, quic
     import torch
 
     from hpcsched.worker.process.contract import JobEnv
+    from hpcsched.worker.process.memory import keep_freed_memory
     from hpcsched.worker.ranks.process_group import Peers
 
     torch.set_num_threads(1)
+    keep_freed_memory()
     env = JobEnv(
         job_id=1,
         attempt=1,

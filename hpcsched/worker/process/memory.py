@@ -1,13 +1,40 @@
-"""How much memory this process may still take. Standard library only."""
+"""Memory of this process: how much it may still take, and what it keeps. Standard library only."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+KEPT_BYTES = 512 * 2**20
+"""Memory that is freed at the end of the heap and kept for what is needed next, at most (chosen)."""
+
+_LARGEST_FROM_HEAP = 32 * 2**20
+"""What is larger has pages of its own each time; all versions of glibc take so much."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of malloc.h."""
+
+
+def keep_freed_memory() -> bool:
+    """Have malloc keep what is freed, for this process and those it forks; whether it does now.
+
+    A training step frees on a CPU what the next one needs again. glibc gives it back to the kernel and asks
+    for it anew, thousands of pages a step, as it happens to lie: the same training takes up to 40 % longer in
+    one process than in another (`benchmarks/strategies.md`). Who has set malloc's variables has chosen.
+    """
+    chosen = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
+    if any(name in os.environ for name in chosen) or "malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):  # another C library
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_FROM_HEAP) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES))
 
 
 def admits(needed: int, available: int) -> bool:
