@@ -185,6 +185,7 @@ def run(
             devices=request.devices,
             policy=policy,
             allocation={"kind": allocation.kind, "id": allocation.id, "cluster": allocation.cluster},
+            environment=request.environment,
         )
         new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
         admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared)

@@ -188,6 +188,10 @@ class Restart:
     progress_pattern: str = ""
 
 
+MOST_JOBS = 16
+"""Jobs that share a device, at most (chosen)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What the user asked for; never changes.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from hpcsched import dialects
 from hpcsched.contract import schema
 from hpcsched.contract.schema import either, flag, many, number, one_of, option, text, whole
-from hpcsched.core.model import SIGNALS
+from hpcsched.core.model import MOST_JOBS, SIGNALS
 from hpcsched.jobfile.needs import GPU_TYPE, MODULES, MOST_CPUS, SIZE
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -28,7 +28,7 @@ TIME = either('seconds, or a time such as "90s", "10m", "2h", "1-12:00:00"', num
 _GPUS = whole("")
 SHARE = "share"
 """What `gpus` says of a job that takes what others leave of a GPU."""
-_FRACTION = number("", exclusiveMinimum=0, exclusiveMaximum=1)
+_FRACTION = number("", minimum=1 / MOST_JOBS, exclusiveMaximum=1)
 _LIMITS = schema.table(
     "",
     properties={"min": _GPUS.schema, "max": _GPUS.schema, "multiple_of": _GPUS.schema},
@@ -66,7 +66,7 @@ class Job:
     gpus: Literal["auto", "share"] | float | dict[str, int] = option(
         replace(
             either(
-                '"auto", a positive number, a share of one GPU such as 0.25, "share", or '
+                '"auto", "share", a whole number from 1, a share of one GPU from 0.0625 to below 1, or '
                 "{ min = 1, max = 4 } with min <= max, and multiple_of",
                 one_of("auto", SHARE),
                 _GPUS,

@@ -6,7 +6,7 @@ The readings of what the paper leaves open are in docs/adr/0002-readings-of-algo
 from __future__ import annotations
 
 from hpcsched.core.jobs import Job
-from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
+from hpcsched.core.mechanisms.sharing.shares import share_of, shares_a_gpu
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.processes import shape_of
 from hpcsched.core.reasons import Reason, Why, said_cost
@@ -146,5 +146,5 @@ class Marble:
 
 def _on_each(job: Job) -> str:
     if shares_a_gpu(job.spec):
-        return ", or a part of one"
+        return f", or {share:g} of one" if (share := share_of(job.spec)) else ", or a share of one"
     return f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""

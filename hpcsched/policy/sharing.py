@@ -19,7 +19,6 @@ from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core.jobs import Job
 from hpcsched.core.learning import LEAST_SAMPLES, LEAST_STEPS
 from hpcsched.core.mechanisms.sharing.shares import (
-    MOST_JOBS,
     RESERVE,
     asked_mib,
     mixture,
@@ -28,7 +27,7 @@ from hpcsched.core.mechanisms.sharing.shares import (
 )
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareDecision, ShareView, Worth
 from hpcsched.core.mechanisms.speed import own_speed
-from hpcsched.core.model import ComputeMode, JobState
+from hpcsched.core.model import MOST_JOBS, ComputeMode, JobState
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.gpus import suits
 from hpcsched.core.view import LookAgain
@@ -209,7 +208,9 @@ def _joins(view: ShareView, places: Mapping[int, list[Job]]) -> Iterator[ShareDe
         found = [gpu for gpu, jobs in places.items() if not why_not(view, gpu, jobs, job, starting)]
         if not found or not view.in_time(job, starting):
             continue
-        gpu = min(found, key=lambda gpu: (_busy(view, places[gpu]), len(places[gpu]), gpu))
+        gpu = min(
+            found, key=lambda gpu: (_asked(places[gpu]), _busy(view, places[gpu]), len(places[gpu]), gpu)
+        )
         names = ", ".join(f"job {other.id} ({other.spec.name})" for other in places[gpu])
         facts = {"gpu": gpu, "others": names, "because": _because(view, gpu, places[gpu], job)}
         yield Join(job=job, gpu=gpu, reason=Reason(Why.SHARED, facts))
@@ -259,8 +260,13 @@ def _no_main_memory(view: ShareView, gpu: int, newcomer: Job, starting: Sequence
     return f"its host has {max(0.0, left):.0f} MiB of main memory left" if wants > left else ""
 
 
+def _asked(jobs: Sequence[Job]) -> float:
+    """The sum of the shares of a GPU that they ask for."""
+    return sum(share_of(job.spec) for job in jobs)
+
+
 def _asks_too_much(jobs: Sequence[Job], newcomer: Job) -> str:
-    asked = sum(share_of(job.spec) for job in (*jobs, newcomer))
+    asked = _asked((*jobs, newcomer))
     return f"with it {asked:.4g} of the GPU would be asked for" if asked > 1 + 1e-9 else ""
 
 

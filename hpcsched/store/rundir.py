@@ -16,6 +16,7 @@ import msgspec
 import hpcsched
 from hpcsched.contract import files
 from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.core.model import PythonEnvironment
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
 from hpcsched.store.files import write_atomically
@@ -57,6 +58,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
     devices: str
     policy: str
     allocation: dict[str, str | None] = {}
+    environment: PythonEnvironment | None = None
+    """That of jobs that name none."""
 
 
 class _Version(msgspec.Struct):

@@ -15,8 +15,8 @@ from hpcsched.core.events import Event
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.packing.mechanism import Packing
-from hpcsched.core.mechanisms.sharing.shares import MOST_JOBS, share_of, shares_a_gpu
-from hpcsched.core.model import Attempt, Ended, JobSpec, JobState, Role
+from hpcsched.core.mechanisms.sharing.shares import share_of, shares_a_gpu
+from hpcsched.core.model import MOST_JOBS, Attempt, Ended, JobSpec, JobState, Role
 from hpcsched.core.profile import Profile
 from hpcsched.report.idle import away_gpu_s, idle_of
 from hpcsched.report.result import Result, summarise

@@ -29,7 +29,7 @@ from hpcsched.cli.common import (
     warm_processes,
 )
 from hpcsched.cli.run import policies
-from hpcsched.cli.run.environments import environment_options
+from hpcsched.cli.run.environments import environment_options, was_said
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
@@ -209,6 +209,8 @@ def conduct(
     record = rundir.read_record() if resume and rundir.journal.exists() else None
     if record and ctx.get_parameter_source("devices") is click.core.ParameterSource.DEFAULT:
         devices = record.devices
+    if record and record.environment and not was_said(ctx) and (environment is None or source is None):
+        environment = record.environment
     file = jobfile.load(jobs, workdir=Path.cwd(), user=user_name()) if jobs else None
     if file and jobs:
         policies.check_file(file, jobs)

@@ -129,6 +129,21 @@ def test_what_cannot_run_is_refused_by_submit_and_what_can_is_taken(bench: Bench
     agent.wait()
 
 
+def test_a_run_that_is_gone_on_with_has_its_environment(bench: Bench) -> None:
+    env = interpreter(bench.folder / "env")
+    (env / "pyvenv.cfg").touch()
+    first = f"test -e {bench.folder}/stopped || sleep 600"
+    jobs = bench.set_of(job("first", first, gpus=1), job("second", "echo in $VIRTUAL_ENV", gpus=1))
+    agent = bench.start(jobs, "--devices", "cpu:1", "--venv", env)
+    bench.until(lambda: bench.states().get("first") == "RUNNING")
+    agent.kill(signal.SIGTERM)
+    agent.wait()
+    (bench.folder / "stopped").touch()
+    done = bench("run", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert bench.output(2).strip() == f"in {env}"
+
+
 def test_what_submit_cannot_know_it_only_doubts(bench: Bench) -> None:
     """A name is looked up in the agent's PATH, and without an agent here nobody knows on which host."""
     here, there = bench.folder / "here" / "bin", bench.folder / "there"

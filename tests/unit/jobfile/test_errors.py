@@ -110,7 +110,15 @@ CASES = [
     ("slowdown", job("max_foreground_slowdown = 5"), "job a.max_foreground_slowdown", "5", "0 to 1"),
     ("NaN slowdown", job("max_foreground_slowdown = nan"), "job a.max_foreground_slowdown", "nan", "0 to 1"),
     # GPUs
-    ("no GPUs", job("gpus = 0"), "job a.gpus", "0", '"auto", a positive number, a share of one GPU'),
+    ("no GPUs", job("gpus = 0"), "job a.gpus", "0", '"auto", "share", a whole number from 1, a share'),
+    (
+        "a share of nothing",
+        job("gpus = 0.06"),
+        "job a.gpus",
+        "0.06",
+        "a share of one GPU from 0.0625 to below 1",
+    ),
+    ("more than a share", job("gpus = 1.5"), "job a.gpus", "1.5", "a whole number from 1"),
     ("GPUs true", job("gpus = true"), "job a.gpus", "True", '"auto"'),
     ("GPUs in words", job('gpus = "all"'), "job a.gpus", "'all'", '"auto"'),
     ("max below min", job("gpus = { min = 3, max = 2 }"), "job a.gpus", "'min': 3", "with min <= max"),

@@ -17,9 +17,6 @@ from hpcsched.core.model import JobSpec
 from hpcsched.core.reasons import Reason
 from hpcsched.core.shared_use import SharedUse
 
-MOST_JOBS = 16
-"""Jobs on a device, at most (chosen)."""
-
 GROWTH = 1.1
 """How many times the memory that was measured of a model a job of it may come to use (chosen)."""
 
