@@ -54,7 +54,9 @@ def test_those_that_ask_for_a_share_come_at_once_and_as_many_as_fit():
 
 
 def test_those_that_ask_for_shares_go_where_least_is_asked_for():
-    used = [replace(a_profile(f"m{n}", [10.0]), busy={1: busy}) for n, busy in enumerate((0.4, 0.1, 0.1, 0.1))]
+    used = [
+        replace(a_profile(f"m{n}", [10.0]), busy={1: busy}) for n, busy in enumerate((0.4, 0.1, 0.1, 0.1))
+    ]
     jobs = [sharing(f"j{n}", f"m{n}", share=0.25, submit_at=60.0 * (n > 1)) for n in range(4)]
     machine = run(jobs, gpus=2, profiles=used)
     assert [job.attempts[0].gpus for job in machine.run.jobs.values()] == [(0,), (1,), (1,), (0,)]
