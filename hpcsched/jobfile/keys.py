@@ -66,7 +66,8 @@ class Job:
     gpus: Literal["auto", "share"] | float | dict[str, int] = option(
         replace(
             either(
-                '"auto", "share", a whole number from 1, a share of one GPU from 0.0625 to below 1, or '
+                '"auto", "share", a whole number from 1, '
+                f"a share of one GPU from {1 / MOST_JOBS:g} to below 1, or "
                 "{ min = 1, max = 4 } with min <= max, and multiple_of",
                 one_of("auto", SHARE),
                 _GPUS,

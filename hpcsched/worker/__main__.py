@@ -11,7 +11,6 @@ from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.worker.entry import before_torch, hosting
 from hpcsched.worker.load import load_strategy, load_trainer
 from hpcsched.worker.process.contract import JobEnv, say
-from hpcsched.worker.process.memory import keep_freed_memory
 from hpcsched.worker.process.startup import fewer_collections, leave_torch_as_it_is, run_to_the_end
 
 
@@ -37,7 +36,6 @@ def main() -> int:
             with fewer_collections():
                 run = load_strategy(env.strategy)
                 leave_torch_as_it_is()
-                keep_freed_memory()
                 gc.freeze()  # a collection that walks over all of torch stops the training for 0.2 s
                 trainer = watched(load_trainer(env.trainer))
             run(trainer, env)

@@ -10,6 +10,8 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 
+from hpcsched.worker.process.memory import keep_freed_memory
+
 
 @contextlib.contextmanager
 def fewer_collections() -> Iterator[None]:
@@ -75,8 +77,9 @@ def leave_torch_as_it_is() -> None:
 
 
 def run_to_the_end(main: Callable[[], int]) -> None:
-    """Run `main` and end the process with its exit code, as `end_quickly` says."""
+    """Run `main`, keeping freed memory, and end the process with its exit code, as `end_quickly` says."""
     end_quickly()
+    keep_freed_memory()
     try:
         _end.code = main()
     except SystemExit as end:

@@ -34,7 +34,6 @@ from hpcsched.worker.packing.host.session import LOOK_S
 from hpcsched.worker.packing.member import Member
 from hpcsched.worker.process.contract import say
 from hpcsched.worker.process.guest import GuestGone
-from hpcsched.worker.process.memory import keep_freed_memory
 from hpcsched.worker.process.startup import fewer_collections, leave_torch_as_it_is
 from hpcsched.worker.ranks.process_group import own_device
 
@@ -62,7 +61,6 @@ def serve(listener: socket.socket) -> int:
     divide_output()
     with fewer_collections():
         leave_torch_as_it_is()
-        keep_freed_memory()
     gc.collect()
     gc.freeze()  # what is collected each time a member leaves is to be what members are made of
     host = PackHost(Connections(listener, environ), load=load_trainer)
