@@ -25,7 +25,7 @@ check: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory -j 2 lint unit
 
 unit: $(VENV)/.installed-dev
-	$(PYTEST) -n 2 -m "not slow" --hypothesis-profile=check tests/unit
+	$(PYTEST) -n 2 -m "not slow and not long" --hypothesis-profile=check tests/unit
 
 # Before a change lands: every feature once, a real Slurm among them.
 test: $(VENV)/.installed-dev

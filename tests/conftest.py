@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 # No deadline for one example: a busy machine stalls whom it likes. The quick tiers always try the same
 # examples, so that they fail for a reason; new ones are tried at night.
 _ANY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("check", max_examples=5, derandomize=True, **_ANY)
+settings.register_profile("check", max_examples=10, derandomize=True, **_ANY)
 settings.register_profile("test", max_examples=25, derandomize=True, **_ANY)
 settings.register_profile("all", max_examples=100, **_ANY)
 settings.load_profile("test")

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import hpcsched
 from hpcsched.contract import exits, files, orders, variables
 from hpcsched.contract.orders import Forget, Pace, Resize, Suspend
@@ -110,6 +112,7 @@ def test_no_name_of_a_variable_stands_elsewhere() -> None:
     assert len(sources(*ROOMS)) > 200 and not found
 
 
+@pytest.mark.long
 def test_no_name_of_a_file_and_no_exit_code_is_made_elsewhere() -> None:
     codes = {value for name, value in vars(exits).items() if name.isupper()} - {exits.REFUSED}
     words = re.compile(r"\.?(ready|refused|held|left|stop|unusable)\.\*?")

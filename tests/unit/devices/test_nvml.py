@@ -242,6 +242,7 @@ def test_a_gpu_that_does_not_say_its_memory(install: Install) -> None:
     assert devices.free(devices.inventory()[1]) is None
 
 
+@pytest.mark.long
 def test_a_hanging_driver_does_not_hold_up_who_asks_for_free_memory() -> None:
     now, goes_on = [0.0], threading.Event()
     hang = Happening(at_s=1.0, gpu=0, what="hang", for_s=3600.0)

@@ -67,6 +67,7 @@ def test_the_plan_shows_a_circle(pages: ModuleType) -> None:
     assert up == [("b", "a")]
 
 
+@pytest.mark.long
 def test_attempts_do_in_random_histories_what_is_drawn(
     pages: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:

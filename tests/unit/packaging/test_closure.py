@@ -30,6 +30,7 @@ def files() -> list[Path]:
     return closure.files()
 
 
+@pytest.mark.long
 def test_what_is_staged_is_what_the_worker_imports_and_no_more(tmp_path: Path, files: list[Path]) -> None:
     build.stage(tmp_path)
     staged = {path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()}
@@ -41,6 +42,7 @@ def test_what_is_staged_is_what_the_worker_imports_and_no_more(tmp_path: Path, f
     assert rooms == {"contract", "examples", "integrations", "planning", "worker"}
 
 
+@pytest.mark.long
 def test_nothing_but_torch_and_numpy_is_needed_besides_the_frameworks_of_adapters(files: list[Path]) -> None:
     for path in files:
         if path.parts[1] == "integrations":
@@ -50,6 +52,7 @@ def test_nothing_but_torch_and_numpy_is_needed_besides_the_frameworks_of_adapter
         assert others <= OPTIONAL.get(path, set()), path
 
 
+@pytest.mark.long
 def test_the_linter_reads_all_of_it_as_python_3_9(files: list[Path]) -> None:
     table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["per-file-target-version"]
     read = {path for glob in table for path in _matching(glob)}

@@ -58,6 +58,7 @@ def scenes(draw):
 
 @given(scenes(), st.sampled_from(POLICIES), st.sampled_from(["all", "all", "none", "some"]), st.booleans())
 @settings(max_examples=examples(300))
+@pytest.mark.long
 def test_all_jobs_complete_by_the_rules_and_not_before_the_bound(scene, policy, known, stories):
     jobs, profiles, hosts, gpus = scene
     launches = Counter()

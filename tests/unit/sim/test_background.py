@@ -112,7 +112,7 @@ def test_a_background_run_goes_on_after_a_crash():
     assert len(machine.run.lives) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_jobs_on_sixteen_gpus():
     jobs = [a_job(f"f{i}", "front", 3_000 + 100 * i, submit_at=30.0 * i) for i in range(60)]
     guests = [a_job(f"b{i}", "back", 2_000, gpus=1, background=True, submit_at=10.0 * i) for i in range(140)]

@@ -383,6 +383,7 @@ def test_nobody_parts_where_a_free_gpu_is_not_given_away_at_once(policy):
 
 
 @pytest.mark.parametrize("policy", ["planner", "marble", "equal"])
+@pytest.mark.long
 def test_sets_of_all_kinds_of_jobs_come_to_their_end(policy):
     """Packed, plain and background jobs that arrive at any time: the invariants hold after every event."""
     for seed in range(15):

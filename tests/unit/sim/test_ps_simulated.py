@@ -113,6 +113,7 @@ def test_a_full_link_leads_to_more_servers():
     assert counted(job.current.seats)[0] >= 3
 
 
+@pytest.mark.long
 def test_no_link_is_full_on_the_faster_network():
     for name in WORKLOADS:
         assert Why.NETWORK_BOTTLENECK not in reasons(found_alone(name, "B")[1])

@@ -164,6 +164,7 @@ def test_what_sharing_costs_can_be_said(place):
         assert words[0] in refused(*SET, *words)
 
 
+@pytest.mark.long
 def test_the_chart_has_the_background_in_it(place):
     pytest.importorskip("matplotlib")
     shown(*SET, "--gantt", "chart.svg")

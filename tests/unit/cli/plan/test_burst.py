@@ -102,6 +102,7 @@ def test_a_model_that_was_measured_can_be_planned_by_its_name(tmp_path, monkeypa
     assert "0.040 ms a step on 8 GPUs" in result.stdout
 
 
+@pytest.mark.long
 def test_the_plan_and_its_picture_are_written_to_files(tmp_path):
     result = burst(*VGG, "-o", tmp_path / "plan.json", "--gantt", tmp_path / "plan.svg")
     assert result.exit_code == 0

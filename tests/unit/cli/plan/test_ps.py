@@ -199,6 +199,7 @@ def test_the_way_of_another_rule():
     assert [line.split()[0] for line in lines[-3:]] == ["optimus", "fixed", "best"]
 
 
+@pytest.mark.long
 def test_a_faster_link_needs_fewer_servers():
     def found(*words):
         page = json.loads(shown("nearchus-a", "--model", "Inception-V3", "--cpus", 100, "--json", *words))
@@ -210,6 +211,7 @@ def test_a_faster_link_needs_fewer_servers():
     assert fast["rate"] > slow["rate"]
 
 
+@pytest.mark.long
 def test_rules_that_need_more_cores_are_left_out(ps):
     table = {"schema": 1, "models": [NET]}
     lines = ps(table, "--cpus", 12).stdout.splitlines()

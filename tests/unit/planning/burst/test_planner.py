@@ -77,6 +77,7 @@ def test_blocks_are_found_inside_of_blocks():
 
 
 @pytest.mark.parametrize("shape", {**burstbench.CHAINS, **burstbench.BLOCKS})
+@pytest.mark.long
 def test_no_way_at_all_to_run_a_small_graph_is_faster_than_the_plan(shape):
     rng = random.Random(shape)
     for _ in range(18):
@@ -88,6 +89,7 @@ def test_no_way_at_all_to_run_a_small_graph_is_faster_than_the_plan(shape):
 
 
 @pytest.mark.parametrize("prev", [burstbench.KNOT, burstbench.UNEVEN], ids=["knot", "uneven branches"])
+@pytest.mark.long
 def test_plans_of_awkward_graphs_can_be_run_and_are_no_slower_than_data_parallelism(prev):
     rng = random.Random(4)
     for _ in range(18):

@@ -177,6 +177,7 @@ def test_a_solver_that_errs_costs_no_proof(monkeypatch):
     check_dual(found, times, gpus)
 
 
+@pytest.mark.long
 def test_few_iterations_prove_nearly_all_of_it():
     """40 jobs on 16 GPUs that come at different times; all of it takes about 30 iterations."""
     rng = random.Random(5)

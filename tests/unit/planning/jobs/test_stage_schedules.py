@@ -171,6 +171,7 @@ def test_stages_keep_the_latest_ends(seed):
     assert makespan(done) < 0.98 * makespan(listed)
 
 
+@pytest.mark.long
 def test_stages_never_end_later_than_marble():
     """With nothing else to keep, all is done by when MARBLE would have it done."""
     for seed in range(20):

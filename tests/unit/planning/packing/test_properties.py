@@ -187,6 +187,7 @@ def test_auto_is_the_best_predicted_of_all(problem):
     assert set(alone.strategies) == {"off", made.strategy}
 
 
+@pytest.mark.long
 def test_the_measured_strategy_is_close_to_the_best_of_all_packs_on_all_devices():
     ratios = []
     for seed in range(300):

@@ -120,7 +120,7 @@ def test_who_disturbs_whom_is_kept_apart():
     assert names(measured(problem)) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_thousands_of_identical_members_are_no_work():
     made = plan(mlps(3000, devices=8, limits=PackLimits(most=8)), "measured", compare=False)
     assert len(made.packs) == 375

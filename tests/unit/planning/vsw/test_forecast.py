@@ -72,6 +72,7 @@ def test_a_trend_hidden_in_noise_is_followed():
 
 
 @pytest.mark.parametrize("period", [10, slow(20), slow(26)])
+@pytest.mark.long
 def test_fluctuation_with_a_period_is_found_by_the_gaussian_process(period):
     installed("sklearn")
     values = growing(160, wave=0.2, noise=0.02, period=period)
@@ -196,6 +197,7 @@ def test_the_ensemble_is_the_mean_of_its_two():
 # -- always the same, never outside --------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_same_history_gives_the_same_forecast():
     history = growing(60, wave=0.1, noise=0.05).tolist()
     np.random.seed(1)

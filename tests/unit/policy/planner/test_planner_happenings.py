@@ -73,6 +73,7 @@ def vary(rng, jobs, hosts):
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(slow(seed) for seed in (*range(4, 25), 41, 45))])
+@pytest.mark.long
 def test_all_work_is_done_whatever_happens(seed):
     rng = Random(seed)
     jobs, hosts = random_set(seed, most_jobs=20), 1

@@ -62,6 +62,7 @@ def ends(machine):
     nodes=st.sampled_from([1, 2]),
     goal=st.sampled_from(["both", "makespan", "jct"]),
 )
+@pytest.mark.long
 def test_jobs_end_when_the_plan_says(seed, dependent, nodes, goal):
     """The planner's sketches and the simulator agree: one plan, and all jobs end as it foresaw."""
     made = the_set(seed, dependent=dependent, nodes=nodes)
