@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from hpcsched.integrations import leaving
 from hpcsched.integrations.agreement import Agreement
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say
@@ -44,8 +45,8 @@ class Boundary:
         error = self._save_all(step) if wish else ""
         if wish & Wish.STOP:
             if error:
-                self._link.cannot_save(error)
-            self._link.leave()
+                leaving.cannot_save(self._link, error)
+            leaving.leave(self._link)
         if error:
             self._link.not_saved()
             if self._link.rank == 0:
@@ -55,7 +56,7 @@ class Boundary:
         """After the last step: save, so that what follows begins here if it is ended; nothing is wanted any
         more. Raises SystemExit(74) if it cannot be saved."""
         if error := self._save_all(step):
-            self._link.cannot_save(error)
+            leaving.cannot_save(self._link, error)
         self._agree.close()
         self._link.close()
 

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from hpcsched.integrations import leaving
 from hpcsched.integrations.agreement import Agreement
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say
@@ -75,12 +76,12 @@ class Elastic:
             self._save(step)
         except Exception as error:  # of a storage of any kind
             if leave:
-                self._link.cannot_save(error)
+                leaving.cannot_save(self._link, error)
             self._link.not_saved()
             if self._link.rank == 0:
                 say(f"periodic checkpoint failed, training goes on: {error}")
         if leave:
-            self._link.leave()
+            leaving.leave(self._link)
 
     def finish(self, metrics: Mapping[str, float] | None = None) -> None:
         """Put the results of the training on record. It need not be called."""

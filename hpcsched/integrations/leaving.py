@@ -1,4 +1,4 @@
-"""A quick end of a process: of importance where others wait for its GPUs."""
+"""The end of a process of torch that leaves, saved: quick, and with the code it has said."""
 
 from __future__ import annotations
 
@@ -6,17 +6,41 @@ import atexit
 import contextlib
 import os
 import sys
+from collections.abc import Iterator
+from typing import NoReturn
+
+from hpcsched.worker.link import Link
 
 _leaving = False
 
 
-def end_quickly(code: int) -> None:
-    """Have this process, when it ends, end with `code` as soon as all exit handlers have run.
+def leave(link: Link) -> NoReturn:
+    """`link.leave()`, and have this process end as soon as all exit handlers have run: raises SystemExit.
 
     What Python does after them, taking modules apart, is of no use to anybody, and takes seconds with torch
-    and a framework on a busy host. Call it last, just before SystemExit is raised.
+    and a framework on a busy host, while others wait for its GPUs. Threads of gloo that are still there
+    abort the process then (Python ends a thread that asks for the interpreter, in the middle of C++), which
+    is a failure to torchrun.
     """
-    atexit.register(_end, code)
+    with _quickly():
+        link.leave()
+    raise AssertionError
+
+
+def cannot_save(link: Link, why: object) -> NoReturn:
+    """`link.cannot_save(why)`, and an end as of `leave`."""
+    with _quickly():
+        link.cannot_save(why)
+    raise AssertionError
+
+
+@contextlib.contextmanager
+def _quickly() -> Iterator[None]:
+    try:
+        yield
+    except SystemExit as error:
+        atexit.register(_end, error.code if isinstance(error.code, int) else 1)
+        raise
 
 
 def _end(code: int) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 
 from hpcsched.contract import exits
+from hpcsched.integrations import leaving
 from hpcsched.integrations.agreement import Agreement
-from hpcsched.integrations.leaving import end_quickly
 from hpcsched.integrations.lightning import frozen, loggers, loops
 from hpcsched.integrations.lightning.batches import Position, shared, unsuited
 from hpcsched.integrations.lightning.framework import pl
@@ -229,20 +229,13 @@ class Fit:
         if wish:
             failed = self._save(self._link.place(step))
             if wish & Wish.STOP and failed:
-                self._link.cannot_save(failed)
+                leaving.cannot_save(self._link, failed)
             if wish & Wish.STOP:
-                self._leave()
+                leaving.leave(self._link)
             if failed:
                 self._link.not_saved()
                 if self._link.rank == 0:
                     say(f"step {step}: periodic checkpoint failed, training goes on: {failed}")
-
-    def _leave(self) -> NoReturn:
-        try:
-            self._link.leave()
-        except SystemExit as error:
-            end_quickly(error.code if isinstance(error.code, int) else 1)
-            raise
 
     def _restore_rng(self) -> None:
         rank = self._link.rank

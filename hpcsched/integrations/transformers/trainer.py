@@ -17,6 +17,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from hpcsched.errors import ConfigError
+from hpcsched.integrations import leaving
 from hpcsched.integrations.agreement import Agreement
 from hpcsched.integrations.global_batch import split
 from hpcsched.integrations.transformers import loggers
@@ -154,11 +155,11 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
 
     def _leave(self) -> NoReturn:
         self._close_loggers()
-        self._link.leave()
+        leaving.leave(self._link)
 
     def _cannot_save(self, why: str) -> NoReturn:
         self._close_loggers()
-        self._link.cannot_save(why)
+        leaving.cannot_save(self._link, why)
 
     def _close_loggers(self) -> None:
         # After the training they have been told already.
