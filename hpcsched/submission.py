@@ -92,6 +92,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "keep_checkpoints": spec.keep_checkpoints,
         "workdir": spec.workdir,
         **(as_keys(spec.restart) if spec.kind is Kind.COMMAND else {}),
+        "progress_pattern": spec.progress_pattern or None,
         **({spec.environment.kind: spec.environment.name} if spec.environment else {}),
         "container": _container(spec),
         **needs.as_keys(spec.needs),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcsched.agent.followed import Followed
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import RendezvousCheck
 from hpcsched.agent.self_saving import SelfSaving
@@ -86,6 +87,8 @@ class WatchedAttempt:
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
     self_saving: SelfSaving | None = None
     """What is seen of it, if its program saves by itself."""
+    followed: Followed | None = None
+    """What is seen of its steps, if its program does not save by itself and the job file says how."""
     rendezvous: RendezvousCheck | None = None
     """The check that its ranks have met, where that can be seen."""
     checkpoints: Path | None = None
@@ -143,7 +146,7 @@ class WatchedAttempt:
     def news_expected(self, now: float) -> bool:
         """Whether a report of its program is likely to come at any moment."""
         if self.over is not None:
-            return self.self_saving is not None  # a last look at its checkpoints
+            return self.self_saving is not None or self.followed is not None  # a last look
         if self.self_saving is not None and self.self_saving.settles:
             return True
         return self.resizing is not None or (not self.ready and now < self.began + READY_FAST_POLL_FOR_S)
@@ -161,6 +164,12 @@ class WatchedAttempt:
             self.send(signal.SIGTSTP if self.ready else signal.SIGTERM)
 
     # -- how it ends -----------------------------------------------------------------------------------
+
+    def looked(self) -> bool:
+        """Whether there was a last look at what it leaves, now that it is over."""
+        if self.self_saving:
+            return self.self_saving.looked(self.over if isinstance(self.over, int) else 1)
+        return self.followed is None or self.followed.looked()
 
     def reap(self) -> int | None:
         """The exit code of all processes; None while one lives.

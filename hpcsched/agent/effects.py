@@ -172,6 +172,7 @@ class Effects:
             checkpoints=self._site.checkpoints_of(job.id),
             measured=job.spec.kind is not Kind.REPLAY and not self._site.stand_ins,
             self_saving=self._resuming.watch(job, workers),
+            followed=self._resuming.followed(job),
         )
         self._watch(attempt, workers)
         here, _, port = workers.where.rpartition(":")
@@ -266,8 +267,7 @@ class Effects:
 
     def _end(self, attempt: WatchedAttempt) -> list[ev.Event]:
         """The end of an attempt that is over; none yet while its GPUs are still in use."""
-        saving, code = attempt.self_saving, attempt.over if isinstance(attempt.over, int) else 1
-        if saving and not saving.looked(code):
+        if not attempt.looked():
             return []
         if not self._can_give_on(attempt, attempt.held_gpus, "end"):
             return []
@@ -291,12 +291,14 @@ class Effects:
         return [*news, exited(attempt, attempt.over, at=at, known_step=known, blamed=blamed, steps=steps)]
 
     def _seen_of(self, attempt: WatchedAttempt, now: float) -> Iterator[ev.Event]:
-        """What is new of an attempt that saves by itself."""
-        if attempt.self_saving:
+        """What is new of an attempt that is watched from outside."""
+        saving, meter = attempt.self_saving, attempt.meter
+        if meter and (watched := saving or attempt.followed):
+            meter.seen(watched.report)
+        if saving:
             about = _About(job_id=attempt.job_id, attempt=attempt.attempt)
-            if attempt.meter:
-                attempt.meter.seen(attempt.self_saving.report)
-            yield from attempt.self_saving.news(now, time.time(), speed=self._clock.speed, **about)
+            trains = meter is not None and meter.last is not None
+            yield from saving.news(now, time.time(), speed=self._clock.speed, trains=trains, **about)
 
     def _can_give_on(self, attempt: WatchedAttempt, gpus: set[int], what: str) -> bool:
         """Whether what an attempt has had can be given on: the memory of its GPUs is free, or time is up.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcsched.agent.followed import Followed
 from hpcsched.agent.launch_plans import Site
 from hpcsched.agent.own_checkpoints import OwnCheckpoints
 from hpcsched.agent.self_saving import SelfSaving
@@ -129,7 +130,10 @@ class Resuming:
         told, BadInput if its steps cannot be found.
         """
         restart = job.spec.restart
-        if restart is None or self._site.stand_ins:
+        if self._site.stand_ins:
+            return plan
+        if restart is None:
+            self._look_for_steps(job, plan)
             return plan
         attempt, search = self._searches.get(job.id, (0, None))
         if search is None or attempt != action.attempt:
@@ -141,7 +145,7 @@ class Resuming:
             self._searches[job.id] = action.attempt, search
         if not search.done(plan.cwd):
             return None
-        self._progress[job.id] = progress_of(restart, plan.cwd, plan.output, since=time.time())
+        self._look_for_steps(job, plan)
         checkpoints, folder = search.checkpoints, self._site.checkpoints_of(job.id)
         found = checkpoints.newest.path if checkpoints.newest else None
         if found is None and not checkpoints.outside:
@@ -165,6 +169,16 @@ class Resuming:
 
         return Search(checkpoints, look, anew=anew)
 
+    def _look_for_steps(self, job: Job, plan: LaunchPlan) -> None:
+        self._progress.pop(job.id, None)  # of an attempt that has never had processes
+        if reader := progress_of(job.spec, plan.cwd, plan.output, since=time.time()):
+            self._progress[job.id] = reader
+
+    def followed(self, job: Job) -> Followed | None:
+        """Follow the steps of an attempt that was launched and is not watched; None: nothing tells them."""
+        reader = self._progress.pop(job.id, None)
+        return Followed(reader) if reader else None
+
     def watch(self, job: Job, workers: Workers) -> SelfSaving | None:
         """Watch an attempt that was launched; None for one that keeps to the contract alone."""
         _, search = self._searches.pop(job.id, (0, None))
@@ -176,7 +190,7 @@ class Resuming:
         launcher = launcher_of(job.spec.command) is not None
         gone = job.saves_by_itself and job.saved_step is not None
         gone = gone and not (search.checkpoints.newest or search.checkpoints.outside)
-        progress = self._progress.pop(job.id)
+        progress = self._progress.pop(job.id, None)
         return SelfSaving(restart, search.checkpoints, workers, progress, launcher=launcher, gone=gone)
 
 

@@ -25,7 +25,8 @@ MOST_SHARE = 0.1
 """The largest share of the time that goes into looking (chosen)."""
 
 STARTS_WITHIN_S = 10.0
-"""Time after a launch in which a handler may still come (chosen); then the program is known to have none."""
+"""Time after a launch in which a handler may still come (chosen), unless it tells a step before; then the
+program is known to have none."""
 
 SAVING_SEEN_S = 2.0
 """The shortest time between two words that it is still saving (chosen), each a record of the journal; a
@@ -172,14 +173,18 @@ class SelfSaving:
         return self._signal is not None and self._workers.catches(self._signal)
 
     def news(
-        self, at: float, now_wall: float, *, job_id: int, attempt: int, speed: float
+        self, at: float, now_wall: float, *, job_id: int, attempt: int, speed: float, trains: bool = False
     ) -> Iterator[ev.Event]:
-        """What has been seen since the last call. `at`: now, on the run's clock, `now_wall` as Unix time."""
+        """What has been seen since the last call. `at`: now, on the run's clock, `now_wall` as Unix time.
+
+        `trains`: it has told a step of this attempt. By then it has the handlers that it is to have.
+        """
         seen, now = self.seen, time.monotonic()
         if self._gone:
             self._gone = False
             yield ev.CheckpointSaved(at=at, job_id=job_id, attempt=attempt, step=0)
-        known = seen.handles or seen.newest is not None or now >= self._began + STARTS_WITHIN_S
+        begun = trains or seen.newest is not None or now >= self._began + STARTS_WITHIN_S
+        known = seen.handles or begun
         newest = seen.newest
         saved_at = max(0.0, min(at, at + (newest.saved_at - now_wall) * speed)) if newest else None
         step = newest.step if newest else None

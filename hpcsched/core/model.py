@@ -169,9 +169,8 @@ class Restart:
     `{accumulation}`). `saved_codes` are exit codes that mean "saved", besides 75. `batch`: what becomes of
     its global batch on another number of GPUs: "fixed", nobody knows, so it stays on as many as it began on;
     "scales", it changes, as the job file allows; "kept", by `accumulation`, which is that of its first
-    attempt. `suspend_command` and `resume_command` save and restore it from outside (CRIU, DMTCP).
-    `progress_pattern` finds the step in a line of its output ("": as its dialect does, if it has one). Jobs
-    of one file share the object.
+    attempt. `suspend_command` and `resume_command` save and restore it from outside (CRIU, DMTCP). Jobs of
+    one file share the object.
     """
 
     speaks: str = ""
@@ -185,7 +184,6 @@ class Restart:
     accumulation: int = 1
     suspend_command: tuple[str, ...] = ()
     resume_command: tuple[str, ...] = ()
-    progress_pattern: str = ""
 
 
 MOST_JOBS = 16
@@ -204,6 +202,7 @@ class JobSpec:
     is a command: "per-gpu", a number, or "auto" (see `core.processes`). `environment`: whose Python runs its
     trainer (None: the run's; see `launch.interpreters`); jobs of one file share the object. `restart`: the
     program saves by itself, and can be started again (None: only the contract says when it can be suspended).
+    `progress_pattern` finds the step in a line of its output ("": as its dialect does, if it speaks one).
     `container`: what it runs in (None: the host itself).
     `needs`: time, cores, memory, kinds of GPUs, modules (None: the file says nothing of these).
     """
@@ -235,6 +234,7 @@ class JobSpec:
     max_foreground_slowdown: float = 0.05
     environment: PythonEnvironment | None = None
     restart: Restart | None = None
+    progress_pattern: str = ""
     container: Container | None = None
     needs: Needs | None = None
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from hpcsched.core.model import Restart
+from hpcsched.core.model import JobSpec
 from hpcsched.decoding import opened
 from hpcsched.dialects.checkpoint import step_of
 from hpcsched.dialects.pattern import MOST_LINE, step_pattern
@@ -32,15 +32,15 @@ class Reader(Protocol):
         """The newest step since the last call; None if there is none. Never waits, never raises."""
 
 
-def progress_of(restart: Restart | None, workdir: Path, output: Path, *, since: float) -> Reader:
+def progress_of(spec: JobSpec, workdir: Path, output: Path, *, since: float) -> Reader | None:
     """What tells the steps of a program that runs in `workdir` and prints to `output`: its pattern, else what
-    its dialect knows. What was there before `since` (seconds of the wall clock) is of an earlier one. A
-    pattern that is not accepted, which is said where it comes from, finds nothing.
+    its dialect knows; None if it has neither. What was there before `since` (seconds of the wall clock) is of
+    an earlier one. A pattern that is not accepted, which is said where it comes from, finds nothing.
     """
-    readers: list[Reader] = []
-    if restart is not None and restart.progress_pattern:
+    restart, readers = spec.restart, list[Reader]()
+    if spec.progress_pattern:
         with contextlib.suppress(BadInput):
-            readers.append(Output(output, step_pattern(restart.progress_pattern).find))
+            readers.append(Output(output, step_pattern(spec.progress_pattern).find))
     elif restart is not None and restart.speaks:
         if restart.speaks == "transformers":
             readers.append(Output(output, TrainingBar()))
@@ -51,7 +51,7 @@ def progress_of(restart: Restart | None, workdir: Path, output: Path, *, since: 
             readers.append(Files(whole, workdir, since, lambda path: step_of(path.parent)))
         else:
             readers.append(Files(restart.checkpoints, workdir, since, step_of))
-    return Newest(readers)
+    return Newest(readers) if readers else None
 
 
 class Newest:

@@ -23,7 +23,7 @@ from hpcsched.jobfile.check import check_names
 from hpcsched.jobfile.container import container_of
 from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, SHARE, TIME, Job
 from hpcsched.jobfile.needs import needs_of
-from hpcsched.jobfile.restart import restart_of
+from hpcsched.jobfile.restart import progress_pattern_of, restart_of
 
 _ACCEPTED = schema.options_of(Job)
 _Refuse = Callable[[str, object, str], NoReturn]
@@ -212,6 +212,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         container=container,
         needs=needs_of(job, strategy, refuse, share=_share(job)),
         restart=restart_of(job, workdir / (job.workdir or ""), refuse),
+        progress_pattern=progress_pattern_of(job, refuse),
     )
 
 

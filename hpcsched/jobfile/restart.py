@@ -20,7 +20,6 @@ KEYS = (
     "checkpoints",
     "resume_args",
     "accumulation",
-    "progress_pattern",
     "saved_exit_codes",
     "batch",
     "suspend_command",
@@ -32,6 +31,8 @@ MOST_PATTERNS = 16
 """Patterns of checkpoints, at most: all are looked for again and again."""
 
 _Refuse = Callable[..., NoReturn]
+
+_TEXTS = "texts in UTF-8, without NUL characters"
 
 
 def restart_of(job: Job, workdir: Path, refuse: _Refuse) -> Restart | None:
@@ -61,14 +62,28 @@ def restart_of(job: Job, workdir: Path, refuse: _Refuse) -> Restart | None:
     return _shared(restart)
 
 
+def progress_pattern_of(job: Job, refuse: _Refuse) -> str:
+    """What finds the steps in the output of the job's program; "" for nothing of its own."""
+    pattern = job.progress_pattern
+    if pattern is None:
+        return ""
+    if not job.command:
+        refuse("progress_pattern", pattern, "a job with a command: a trainer tells its steps")
+    try:
+        dialects.step_pattern(pattern)
+    except BadInput as error:
+        refuse("progress_pattern", pattern, str(error))
+    if "\0" in pattern or not is_utf8(pattern):
+        refuse("progress_pattern", pattern, _TEXTS)
+    return pattern
+
+
 def _with(restart: Restart, job: Job) -> Restart:
     """What the job file says, put over what its dialect does."""
     known: dict[str, Any] = {}
     if job.suspend_signal is not None:
         name = job.suspend_signal.upper().removeprefix("SIG")
         known["signal"] = "" if name == NONE.upper() else f"SIG{name}"
-    if job.progress_pattern is not None:
-        known["progress_pattern"] = job.progress_pattern
     for key, name in (
         ("resume_args", "resume_args"),
         ("saved_exit_codes", "saved_codes"),
@@ -90,11 +105,6 @@ def _with(restart: Restart, job: Job) -> Restart:
 
 
 def _check(job: Job, restart: Restart, refuse: _Refuse) -> None:
-    if job.progress_pattern is not None:
-        try:
-            dialects.step_pattern(job.progress_pattern)
-        except BadInput as error:
-            refuse("progress_pattern", job.progress_pattern, str(error))
     if len(restart.checkpoints) > MOST_PATTERNS:
         refuse("checkpoints", f"{len(restart.checkpoints)} patterns", f"at most {MOST_PATTERNS}")
     for pattern in restart.checkpoints:
@@ -105,7 +115,6 @@ def _check(job: Job, restart: Restart, refuse: _Refuse) -> None:
             refuse("checkpoints", pattern, "patterns such as out/checkpoint-* or /scratch/me/*, without ..")
     lists: Mapping[str, Sequence[str]] = {
         "checkpoints": restart.checkpoints,
-        "progress_pattern": (restart.progress_pattern,),
         "resume_args": restart.resume_args,
         "suspend_command": restart.suspend_command,
         "resume_command": restart.resume_command,
@@ -113,7 +122,7 @@ def _check(job: Job, restart: Restart, refuse: _Refuse) -> None:
     for key, words in lists.items():
         for word in words:
             if "\0" in word or not is_utf8(word):
-                refuse(key, word, "texts in UTF-8, without NUL characters")
+                refuse(key, word, _TEXTS)
     if any("{checkpoint}" in word for word in restart.resume_args) and not restart.checkpoints:
         refuse("resume_args", list(restart.resume_args), "{checkpoint} only with `checkpoints`")
     for key, other in (("suspend_command", "resume_command"), ("resume_command", "suspend_command")):
@@ -135,7 +144,6 @@ def as_keys(restart: Restart | None) -> dict[str, Any]:
         "restartable": True,
         "speaks": restart.speaks or NONE,
         "suspend_signal": restart.signal or NONE,
-        "progress_pattern": restart.progress_pattern or None,
         "checkpoints": list(restart.checkpoints),
         "resume_args": list(restart.resume_args),
         "accumulation": restart.accumulation,

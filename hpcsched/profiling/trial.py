@@ -143,9 +143,8 @@ class ScalingTrial:
 
     def _workers(self, attempt: int, args: tuple[str, ...] = ()) -> AbstractContextManager[Workers]:
         plan = plan_of(self.spec, self.devices, self.chosen, self.folder, attempt=attempt)
-        if self.spec.restart is not None:
-            output, workdir = output_of(self.folder), Path(self.spec.workdir)
-            self._output = progress_of(self.spec.restart, workdir, output, since=time.time())
+        output, workdir = output_of(self.folder), Path(self.spec.workdir)
+        self._output = progress_of(self.spec, workdir, output, since=time.time())
         return running(self.launcher, replace(plan, argv=(*plan.argv, *args)))
 
     def _follow(self, workers: Workers, meter: RateMeter, enough: Callable[[], bool]) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from zlib import crc32
@@ -33,6 +34,8 @@ PREALLOCATED_BYTES = 2**18
 
 _NEVER_WRITTEN = bytes(8)
 """The content of blocks that were not written before a power cut: zeros."""
+
+_PATTERN_OF_0_6 = re.compile(rb'"resume_command":\[[^]]*\],"progress_pattern":"[^"]')
 
 _EVENTS: dict[str, type[ev.Event]] = {
     name: kind for name, kind in vars(ev).items() if isinstance(kind, type) and issubclass(kind, ev.Event)
@@ -87,10 +90,23 @@ def decode(line: bytes) -> tuple[int, ev.Event]:
     if record.v > VERSION or record.type not in _EVENTS:
         raise UnknownRecord(f"record version {record.v}, type {record.type}, of another hpcsched")
     kind = _EVENTS[record.type]
-    event = decode_as(bytes(record.event), kind, most_bytes=MAX_JOURNAL_BYTES, most_depth=None)
+    body = _as_of_today(bytes(record.event))
+    event = decode_as(body, kind, most_bytes=MAX_JOURNAL_BYTES, most_depth=None)
     if isinstance(event, ev.AgentStarted) and not 1 <= event.rules <= ev.RULES:
         raise UnknownRecord(f"it decides by version {event.rules} of the rules, of another hpcsched")
     return record.seq, event
+
+
+def _as_of_today(event: bytes) -> bytes:
+    """The event with each job's `progress_pattern` beside its `restart`: in 0.6.0 it was within that."""
+    if not _PATTERN_OF_0_6.search(event):
+        return event
+    told = msgspec.json.decode(event)
+    jobs = [*told.get("jobs", ()), *told.get("updated", {}).values()]
+    for job in jobs:
+        if isinstance(restart := job.get("restart"), dict):
+            job["progress_pattern"] = restart.pop("progress_pattern", "")
+    return msgspec.json.encode(told)
 
 
 def read(path: Path) -> Iterator[tuple[ev.Event, int]]:

@@ -63,6 +63,7 @@ SETS = [
         "progress_pattern": "step ([0-9]+)",
     },
     {"command": ["x"], "batch": "scales"},
+    {"command": ["x"], "speaks": "none", "progress_pattern": "[0-9]+ of (\\d+)"},
     {"command": ["x"], "speaks": "none"},
 ]
 
@@ -117,6 +118,7 @@ WRONG = {
     "needs": {"time_s": -1.0},
     "gpus_multiple": 0,
     "restart": {"checkpoints": ["../*"]},
+    "progress_pattern": "no number",
 }
 
 

@@ -195,7 +195,7 @@ def _from_words(
 
 def _followed(spec: JobSpec, pattern: str) -> JobSpec:
     """A job whose steps are found in its output by this pattern. Raises ConfigError."""
-    from hpcsched.core.model import Kind, Restart
+    from hpcsched.core.model import Kind
     from hpcsched.dialects import step_pattern
 
     where = "--progress-pattern"
@@ -205,7 +205,7 @@ def _followed(spec: JobSpec, pattern: str) -> JobSpec:
         step_pattern(pattern)
     except BadInput as error:
         raise ConfigError(where=where, got=repr(pattern), accepted=str(error)) from error
-    return replace(spec, restart=replace(spec.restart or Restart(signal=""), progress_pattern=pattern))
+    return replace(spec, progress_pattern=pattern)
 
 
 def _program_name(command: Sequence[str]) -> str:

@@ -17,6 +17,30 @@ while not leave:
 """
 
 
+ENDS = """
+import time
+print("epoch 3", flush=True)
+time.sleep(1.5)
+print("epoch 4", flush=True)
+"""
+
+
+def test_a_pattern_alone_makes_no_program_restartable(bench: Bench) -> None:
+    (bench.folder / "train.py").write_text(PRINTS)
+    (bench.folder / "ends.py").write_text(ENDS)
+    python, pattern = [sys.executable, "-S", "-E"], r"(\d+)"
+    jobs = bench.set_of(
+        job("on", command=[*python, "train.py", "{}"], gpus=1, progress_pattern=pattern),
+        job("ends", command=[*python, "ends.py"], gpus=1, progress_pattern=pattern),
+    )
+    agent = bench.start(jobs, "--devices", "cpu:2")
+    bench.until(lambda: bench.job("on").get("step") and bench.job("ends")["state"] == "COMPLETED")
+    assert bench.job("ends")["step"] == 4, "the last one is seen, though it ended at once"
+    assert not bench.job("on").get("saves"), "nothing says that it may be suspended"
+    bench("cancel", "1")
+    assert agent.wait() == 0, agent.said
+
+
 def test_steps_are_seen_in_what_a_program_prints(bench: Bench) -> None:
     (bench.folder / "train.py").write_text(PRINTS)
     command = [sys.executable, "-S", "-E", "train.py"]

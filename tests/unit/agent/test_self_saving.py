@@ -49,9 +49,9 @@ class Program:
         if handles:
             self.workers.caught = {signal.SIGTERM, signal.SIGUSR1}
 
-    def news(self, after_s: float = 1.0) -> list[Event]:
+    def news(self, after_s: float = 1.0, **more: Any) -> list[Event]:
         self.now += after_s
-        return list(self.saving.news(500.0, 500.0, job_id=1, attempt=2, speed=1.0))
+        return list(self.saving.news(500.0, 500.0, job_id=1, attempt=2, speed=1.0, **more))
 
     def code(self, code: int, *, unasked: bool = False, done: bool = False) -> int:
         return self.saving.code(code, unasked=unasked, done=done)
@@ -93,6 +93,14 @@ def test_without_a_handler_it_is_told_once_it_has_had_time_to_start(program: Any
     one = program()
     assert one.news(STARTS_WITHIN_S - 1) == []
     assert one.news(2.0) == [seen(handles=False)]
+
+
+def test_one_that_has_told_a_step_has_started(program: Any) -> None:
+    one = program()
+    assert one.news() == []
+    assert one.news(trains=True) == [seen(handles=False)]
+    one.sees(handles=True)
+    assert one.news(trains=True) == [seen(handles=True)], "late, and all the same"
 
 
 def test_one_that_has_saved_has_started(program: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.core.model import Restart
+from hpcsched.core.model import JobSpec, Kind, Restart
 from hpcsched.dialects import all_done, matching, progress_of, step_of, step_pattern
 from hpcsched.dialects.pattern import MOST_LINE
 from hpcsched.errors import BadInput
@@ -24,6 +24,14 @@ TRANSFORMERS = Restart(
     speaks="transformers", checkpoints=("out/checkpoint-*",), complete="trainer_state.json"
 )
 LIGHTNING = Restart(speaks="lightning", checkpoints=("out/*.ckpt",))
+
+
+def _speaking(restart):
+    return JobSpec(name="a", kind=Kind.COMMAND, model="a", command=("x",), restart=restart)
+
+
+def _prints(pattern):
+    return JobSpec(name="a", kind=Kind.COMMAND, model="a", command=("x",), progress_pattern=pattern)
 
 
 # --- patterns -------------------------------------------------------------------------------------
@@ -93,7 +101,7 @@ def test_no_pattern_takes_long() -> None:
 def test_new_lines_are_read_once(tmp_path: Path) -> None:
     output = tmp_path / "o"
     output.write_text("step 99 of an earlier attempt\n")
-    reader = progress_of(Restart(progress_pattern=r"step (\d+)"), tmp_path, output, since=0.0)
+    reader = progress_of(_prints(r"step (\d+)"), tmp_path, output, since=0.0)
     assert reader.read(1.0) is None
     with output.open("a") as file:
         file.write("step 3\nstep 4\nste")
@@ -112,7 +120,7 @@ def test_new_lines_are_read_once(tmp_path: Path) -> None:
 
 def test_output_that_floods_is_followed_at_its_end(tmp_path: Path) -> None:
     output = tmp_path / "o"
-    reader = progress_of(Restart(progress_pattern=r"step (\d+)"), tmp_path, output, since=0.0)
+    reader = progress_of(_prints(r"step (\d+)"), tmp_path, output, since=0.0)
     assert reader.read(0.0) is None  # nothing there yet
     output.write_bytes(b"step 1\n" + b"\xff" * 2**20 + b"x" * 2**20 + b"\nstep 8\n" + b"y" * 100_000)
     assert reader.read(1.0) == (8, 1.0)
@@ -121,13 +129,13 @@ def test_output_that_floods_is_followed_at_its_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
 def test_what_is_no_file_tells_nothing(tmp_path: Path, make: object) -> None:
     make(tmp_path / "o")  # type: ignore[operator]
-    reader = progress_of(Restart(progress_pattern=r"(\d+)"), tmp_path, tmp_path / "o", since=0.0)
+    reader = progress_of(_prints(r"(\d+)"), tmp_path, tmp_path / "o", since=0.0)
     assert reader.read(1.0) is None
 
 
 def test_the_bar_of_a_trainer_is_told_from_others(tmp_path: Path) -> None:
     output = tmp_path / "o"
-    reader = progress_of(TRANSFORMERS, tmp_path, output, since=0.0)
+    reader = progress_of(_speaking(TRANSFORMERS), tmp_path, output, since=0.0)
     with output.open("w") as file:
 
         def seen(text: str) -> int | None:
@@ -148,7 +156,7 @@ def test_the_bar_of_a_trainer_is_told_from_others(tmp_path: Path) -> None:
 
 
 def test_checkpoints_tell_where_a_trainer_is(tmp_path: Path) -> None:
-    reader = progress_of(TRANSFORMERS, tmp_path, tmp_path / "o", since=100.0)
+    reader = progress_of(_speaking(TRANSFORMERS), tmp_path, tmp_path / "o", since=100.0)
     for step, when in ((20, 90.0), (40, 110.0)):
         state = tmp_path / f"out/checkpoint-{step}/trainer_state.json"
         state.parent.mkdir(parents=True)
@@ -179,7 +187,7 @@ def test_checkpoints_tell_where_a_trainer_is(tmp_path: Path) -> None:
     ],
 )
 def test_the_rows_of_a_csv_logger(tmp_path: Path, rows: str, step: int | None) -> None:
-    reader = progress_of(LIGHTNING, tmp_path, tmp_path / "o", since=0.0)
+    reader = progress_of(_speaking(LIGHTNING), tmp_path, tmp_path / "o", since=0.0)
     file = tmp_path / "out/lightning_logs/version_0/metrics.csv"
     file.parent.mkdir(parents=True)
     file.write_text(rows)
@@ -188,7 +196,7 @@ def test_the_rows_of_a_csv_logger(tmp_path: Path, rows: str, step: int | None) -
 
 
 def test_a_csv_that_is_not_text(tmp_path: Path) -> None:
-    reader = progress_of(LIGHTNING, tmp_path, tmp_path / "o", since=0.0)
+    reader = progress_of(_speaking(LIGHTNING), tmp_path, tmp_path / "o", since=0.0)
     (tmp_path / "lightning_logs/version_0").mkdir(parents=True)
     file = tmp_path / "lightning_logs/version_0/metrics.csv"
     file.write_bytes(b"step\n\xff\xfe\n")

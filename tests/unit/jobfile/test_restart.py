@@ -23,6 +23,8 @@ def read(**keys):
         ({}, None),
         ({"restartable": False}, None),
         ({"speaks": "none"}, None),
+        ({"progress_pattern": r"step (\d+)"}, None),
+        ({"restartable": False, "progress_pattern": r"step (\d+)"}, None),
         ({"restartable": True}, Restart()),
         ({"suspend_signal": "usr1"}, Restart(signal="SIGUSR1")),
         ({"suspend_signal": "SIGINT", "batch": "scales"}, Restart(signal="SIGINT", batch="scales")),
@@ -42,7 +44,7 @@ def read(**keys):
         ),
     ],
 )
-def test_any_key_makes_it_one_that_saves_by_itself(keys, restart):
+def test_any_key_but_its_pattern_makes_it_one_that_saves_by_itself(keys, restart):
     assert read(**keys).restart == restart
 
 
@@ -69,6 +71,7 @@ def test_jobs_that_say_the_same_share_it():
         ({"batch": "kept"}, "batch", '"fixed" or "scales"'),
         ({"accumulation": 0}, "accumulation", "positive"),
         ({"progress_pattern": "step ("}, "progress_pattern", "one (\\d+)"),
+        ({"command": None, "trainer": "m:T", "progress_pattern": r"(\d+)"}, "progress_pattern", "a command"),
         ({"restartable": False, "batch": "scales"}, "restartable", "no batch"),
         ({"command": None, "trainer": "m:T", "restartable": True}, "restartable", "with a command"),
         ({"command": None, "replay": True, "checkpoints": "c"}, "checkpoints", "with a command"),

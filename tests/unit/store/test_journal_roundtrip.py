@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
+from zlib import crc32
 
+import msgspec
 import pytest
 from budget import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpcsched.core.events import RULES, AgentStarted
+from hpcsched.core.events import RULES, AgentStarted, JobsSubmitted
 from hpcsched.core.model import (
     ComputeMode,
     Container,
@@ -123,6 +125,19 @@ def test_every_event_survives(name, data):
     line = journal.encode(7, event)
     assert line.count(b"\n") == 1 and line.endswith(b"\n")
     assert journal.decode(line) == (7, event)
+
+
+def test_a_pattern_of_0_6_0_is_the_jobs_own():
+    spec = JobSpec(name="a", kind=Kind.COMMAND, model="m", command=("x",), restart=Restart())
+    pattern = r'"\"step\" (\\d+)"'
+    event = msgspec.json.encode(JobsSubmitted(at=0.0, first_id=1, jobs=(spec, replace(spec, restart=None))))
+    old = event.replace(b',"progress_pattern":""', b"", 1)
+    old = old.replace(b'"resume_command":[]', f'"resume_command":[],"progress_pattern":{pattern}'.encode())
+    assert old.count(b"progress_pattern") == 2
+    head = f'{{"v":1,"seq":1,"crc":"{crc32(old, crc32(b"1 JobsSubmitted ")):08x}","type":"JobsSubmitted",'
+    _, read = journal.decode(head.encode() + b'"event":' + old + b"}\n")
+    assert [job.progress_pattern for job in read.jobs] == [r'"step" (\d+)', ""]
+    assert read.jobs[0].restart == Restart()
 
 
 @pytest.mark.parametrize("rules", [0, RULES + 1])
