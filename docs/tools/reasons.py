@@ -48,6 +48,7 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.BESIDE: "[Two jobs on one GPU](lanes.md)",
         Why.PACKED: "[Packing](packing.md)",
         Why.SHARED: "[Sharing a GPU](sharing.md)",
+        Why.JOINED: "It shares its GPU from then on; `explain` of the one that came says why.",
     },
     "How many processes its command is started as": {
         Why.ONE_PROCESS: f"Set `processes` in the job file: {_PROCESSES}.",

@@ -28,6 +28,8 @@ class LifeResult:
     outputs: Mapping[int, Path]
     checkpoints: Mapping[int, Path]
     """The folder of each job's checkpoints."""
+    folders: Mapping[int, Path]
+    """Each job's folder in the run directory."""
     before: RunProgress
     """The progress of the run when this life began."""
     edits: JobEdits

@@ -336,6 +336,7 @@ def run(
                 for job in machine.run.jobs.values()
             },
             checkpoints={job_id: site.checkpoints_of(job_id) for job_id in machine.run.jobs},
+            folders={job_id: site.rundir.job(job_id) for job_id in machine.run.jobs},
             before=standing,
             edits=edits,
             attempts_before=attempts_before,

@@ -15,6 +15,9 @@ STATE = "STATE.json"
 CHECKPOINT = "checkpoint"
 """The folder of a job's checkpoints, unless the run has another place for them."""
 
+ADAPTER = "adapter"
+"""The adapter of a job that trains one on a frozen model, in PEFT's own format, as it was saved last."""
+
 READY = "ready"
 REFUSED = "refused"
 HELD = "held"

@@ -41,6 +41,7 @@ class Why(StrEnum):
     BESIDE = "Beside"
     PACKED = "Packed"
     SHARED = "Shared"
+    JOINED = "Joined"
     # how many processes it is started as
     ONE_PROCESS = "OneProcess"
     SAYS_PARALLEL = "SaysParallel"
@@ -181,6 +182,7 @@ _WORDS = {
     Why.BESIDE: "in the background of GPU {gpu}, beside job {job} ({name})",
     Why.PACKED: "trained on GPU {gpu} as one of {members}, together with {others}",
     Why.SHARED: "shares GPU {gpu} with {others}: {because}",
+    Why.JOINED: "job {job} ({name}) comes to GPU {gpu}, and {what}",
     Why.SLOWER_TOGETHER: "{guest} leaves {hosts} on GPU {gpu}: {because}; they share no GPU any more",
     Why.FAULT_TOGETHER: "there was a fault while {guest} shared a GPU with job {job} ({name}, {host}): they "
     "share none any more",

@@ -67,7 +67,7 @@ class Job:
         replace(
             either(
                 '"auto", "share", a whole number from 1, '
-                f"a share of one GPU from {1 / MOST_JOBS:g} to below 1, or "
+                f"a share of one GPU from {1 / MOST_JOBS:g} to below 1 (numbers without quotes), or "
                 "{ min = 1, max = 4 } with min <= max, and multiple_of",
                 one_of("auto", SHARE),
                 _GPUS,

@@ -17,6 +17,7 @@ _SHOWN_H = 0.005
 """Fewer GPU-hours would be shown as none."""
 _HOUR_S = 3600
 _GAP = "  "
+_TOGETHER = frozenset({Role.SHARED, Role.PACKED})
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ def job_table(result: Result, *, width: int | None = None) -> str:
     """One line per job; columns that matter least are left out to fit into `width` characters.
 
     Ids and names are never cut, so a line can still be wider. GPUS tells the counts a job went
-    through, `p` as primary, `s` as secondary and `b` in the background, or with a `c` its CPU cores; COST is
-    what its starts, suspends and resumes took.
+    through, `p` as primary, `s` as secondary, `b` in the background, `+` with others on one, or with a `c`
+    its CPU cores; COST is what its starts, suspends and resumes took.
     """
     jobs = result.jobs
     instants = [t for job in jobs for t in (job.submit_s, job.start_s, job.end_s) if t is not None]
@@ -122,7 +123,9 @@ def side_by_side(results: Sequence[Result], *, width: int | None = None) -> str:
     fits = width is None or _total([*head, *chain(*full)]) <= width
     what = f"when each job ended{f' {unit}' if unit else ''}"
     on_cores = any(result.core_hours is not UNSET for result in results)
-    counts = f"how many GPUs as primary (p) or secondary (s){' or CPU cores (c)' if on_cores else ''}"
+    roles = {attempt.role for result in results for job in result.jobs for attempt in job.attempts}
+    counts = "how many GPUs as primary (p) or secondary (s)" + " or with others (+)" * bool(roles & _TOGETHER)
+    counts += " or CPU cores (c)" * on_cores
     what += f", on {counts}:" if fits else ":"
     return f"{what}\n{_blocks(head, full if fits else plain, width)}"
 
@@ -304,7 +307,7 @@ def stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
 def _held(attempt: AttemptResult) -> str:
     if attempt.role is Role.CORES:
         return cores_text(attempt.cores)
-    return f"{len(attempt.gpus)}{'+' if attempt.role is Role.SHARED else attempt.role[0]}"
+    return f"{len(attempt.gpus)}{'+' if attempt.role in _TOGETHER else attempt.role[0]}"
 
 
 def _total(columns: Sequence[_Column]) -> int:

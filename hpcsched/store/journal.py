@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -101,7 +102,7 @@ def _as_of_today(event: bytes) -> bytes:
     """The event with each job's `progress_pattern` beside its `restart`: in 0.6.0 it was within that."""
     if not _PATTERN_OF_0_6.search(event):
         return event
-    told = msgspec.json.decode(event)
+    told = decode_as(event, dict[str, Any], most_bytes=MAX_JOURNAL_BYTES, most_depth=None)
     jobs = [*told.get("jobs", ()), *told.get("updated", {}).values()]
     for job in jobs:
         if isinstance(restart := job.get("restart"), dict):

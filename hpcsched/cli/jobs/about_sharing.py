@@ -14,13 +14,18 @@ def as_it_is(machine: Machine, job: Job) -> list[str]:
     sharing = machine.mechanism(Sharing)
     if not sharing.with_it(job):
         return []
-    from hpcsched.policy.sharing import kept
+    from hpcsched.policy.sharing import alone, kept
 
     others = ", ".join(f"job {other.id} ({other.spec.name})" for other in sharing.beside(job))
     lines = [f"it shares GPU {job.gpus[0]} with {others}" if others else f"it is alone on GPU {job.gpus[0]}"]
-    share = kept(sharing.view(), job) if others else None
     if others:
-        lines[0] += f", at {share:.2f} of its speed alone" if share is not None else ", being measured"
+        view = sharing.view()
+        if (share := kept(view, job)) is not None:
+            lines[0] += f", at {share:.2f} of its speed alone"
+        elif not job.reports:
+            lines[0] += "; it tells nothing of its progress"
+        else:
+            lines[0] += ", being measured" if alone(view, job) else "; its speed alone is not known"
     use = sharing.shares.use.get(job.id)
     said = [f"{said_mib(use.memory_mib)} of memory"] if use and use.memory_mib else []
     said += [f"the device for {use.busy:.0%} of the time"] if use and use.busy is not None else []

@@ -200,7 +200,7 @@ def _changes(machine: Machine, job: Job) -> list[str]:
         what = f"go to {_count(job, gpus)}" if gpus else "save and wait"
         lines.append(f"planned to {what} at {clock(at)} into the run")
     if not job.ready and job.saves_by_itself:
-        lines.append("it has not been seen yet to save by itself: until then it keeps what it has")
+        lines.append("it has not begun to train yet: until then it keeps what it has")
     elif not job.ready:
         lines.append("it has not said yet that it can be suspended: until it does it keeps what it has")
     return [*lines, *_same_batch(machine, job)]

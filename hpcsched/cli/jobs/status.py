@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Container, Iterable
+from functools import lru_cache, partial
 
 import click
 import msgspec
@@ -69,8 +69,15 @@ DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
 _RIGHT = {"%i", "%M", "%L", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
 
 
-def gpus(job: JobStatus) -> str:
-    return about_cpu.held(job) or ",".join(map(str, job.gpus)) or "-"
+def gpus(job: JobStatus, shared: Container[int] = ()) -> str:
+    """Its GPUs, with a + where others have one of them (`shared`) too."""
+    named = about_cpu.held(job) or ",".join(map(str, job.gpus)) or "-"
+    return f"{named}+" if any(gpu in shared for gpu in job.gpus) else named
+
+
+def shared_gpus(jobs: Iterable[JobStatus]) -> set[int]:
+    """The GPUs that several of a run's jobs have."""
+    return {gpu for gpu, holders in Counter(gpu for job in jobs for gpu in job.gpus).items() if holders > 1}
 
 
 def steps(job: JobStatus) -> str:
@@ -135,7 +142,8 @@ def status(
         chosen = [job for job in chosen if job.state in names]
     elif not wanted:
         chosen = [job for job in chosen if not job.state.final]
-    sys.stdout.write(table(chosen, format_ or DEFAULT_FORMAT, header=not noheader))
+    crowded = shared_gpus(found.jobs)
+    sys.stdout.write(table(chosen, format_ or DEFAULT_FORMAT, header=not noheader, shared=crowded))
     if not wanted and not noheader:
         sys.stdout.write(_finished(found) + _edited(found))
     note(found)
@@ -155,14 +163,14 @@ def _states(text: str | None) -> set[JobState] | None:
     return chosen
 
 
-def table(jobs: list[JobStatus], format_: str, *, header: bool) -> str:
-    """Aligned columns for these jobs."""
+def table(jobs: list[JobStatus], format_: str, *, header: bool, shared: Container[int] = ()) -> str:
+    """Aligned columns for these jobs, of which some have `shared` GPUs."""
     keys = format_.replace(",", " ").split()
     for key in keys:
         if key not in FIELDS:
             accepted = ", ".join(f"{k} {name}" for k, (name, _) in FIELDS.items())
             raise ConfigError(where="--format", got=repr(key), accepted=accepted)
-    texts = [FIELDS[key][1] for key in keys]
+    texts = [partial(gpus, shared=shared) if key == "%b" else FIELDS[key][1] for key in keys]
     columns = [[text(job) for job in jobs] for text in texts]
     if header:
         columns = [[FIELDS[key][0], *column] for key, column in zip(keys, columns, strict=True)]

@@ -19,6 +19,7 @@ from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.live import stamp
 from hpcsched.cli.run.run import KEPT_SEARCH, conduct, run
+from hpcsched.contract import files
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event, LaunchFailed, WorkersExited
@@ -298,7 +299,7 @@ def _result(life: Any, source: JobSource, *, curves: Path | None) -> SearchResul
         return None
     if search.checkpoints == "best" and source.finished(outcomes):
         _drop_others(life, source, best.job.name)
-    checkpoint = _checkpoint(life, best.job.name)
+    checkpoint, adapter = _checkpoint(life, best.job.name), _adapter(life, best.job.name)
     rows, progress = source.trials(outcomes), source.progress(outcomes)
     if curves is not None:
         from hpcsched.report.trials import trials_svg
@@ -310,6 +311,7 @@ def _result(life: Any, source: JobSource, *, curves: Path | None) -> SearchResul
             "args": dict(best.job.args),
             "metric": best.metric,
             "checkpoint": checkpoint and str(checkpoint),
+            "adapter": adapter and str(adapter),
             "job": best.job.name,
             "budget": best.job.budget,
         },
@@ -334,6 +336,7 @@ def _result(life: Any, source: JobSource, *, curves: Path | None) -> SearchResul
         f"{clock(machine.run.now)}",
         f"best: {search.metric} {best.metric:.4g} with {said(chosen(best.job.args, search))}",
         f"checkpoint: {checkpoint}",
+        *([f"adapter: {adapter}"] if adapter else []),
     ]
     return SearchResult(page, "\n".join(lines))
 
@@ -397,6 +400,13 @@ def _checkpoint(life: Any, name: str) -> Path | None:
     folder = _folder(life, job.id) if job else Path()
     files = sorted(folder.glob("step-*.pt")) if job and folder.is_dir() else []
     return files[-1] if files else None
+
+
+def _adapter(life: Any, name: str) -> Path | None:
+    """Where a job has written its adapter as PEFT reads it; None: nowhere."""
+    job = life.machine.run.job_of(name)
+    folder: Path | None = life.folders[job.id] / files.ADAPTER if job else None
+    return folder if folder and folder.is_dir() else None
 
 
 def _folder(life: Any, job_id: int) -> Path:

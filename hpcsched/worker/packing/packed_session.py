@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from hpcsched.contract import files
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker.packing.adapters.frozen import Frozen, frozen_of
-from hpcsched.worker.packing.adapters.saving import FOLDER, write_adapter
+from hpcsched.worker.packing.adapters.saving import write_adapter
 from hpcsched.worker.process import rng
 from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
 from hpcsched.worker.session.replicated import Replicated
@@ -189,7 +190,7 @@ class PackedSession:
     def _write_adapter(self) -> None:
         env = self._life.context.env
         if self.frozen is not None and env is not None:
-            write_adapter(self._training.model, env.job_dir / FOLDER)
+            write_adapter(self._training.model, env.job_dir / files.ADAPTER)
 
 
 def _own(value: Any) -> Any:

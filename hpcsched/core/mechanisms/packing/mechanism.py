@@ -138,6 +138,8 @@ class Packing(Mechanism):
         if job.id not in self._own.queue or not there:
             raise self._out.invalid(job, f"cannot ride on GPU {gpu}")
         self._out.note(job, decision.reason)
+        came = {"job": job.id, "name": job.spec.name, "gpu": gpu, "what": "they train as one"}
+        self._out.note_news(self._run.jobs[self._own.holder[gpu]], Reason(Why.JOINED, came))
         self._attempts.launch(job, Target((gpu,), Role.PACKED, self._run.now))
 
     def _part(self, job: Job, decision: Part) -> None:

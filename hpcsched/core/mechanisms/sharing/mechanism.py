@@ -36,6 +36,10 @@ OUT_OF_MEMORY = re.compile(
 JUST_NOW_S = 10.0
 """Time after its end in which a job may still be to blame for the failure of one beside it (chosen)."""
 
+TWICE = 2.0
+"""How many times its limit a job is taken to need that did not ask for that limit, and exceeded it (chosen):
+nobody knows how much more it would have taken, and retries are few."""
+
 MORE = 1.25
 """So many times the memory that it ran out with is a job's need taken to be, at least (chosen)."""
 
@@ -151,7 +155,9 @@ class Sharing(Mechanism):
     def ran_out(self, job: Job) -> bool:
         if job.id not in self.shares.limits:
             return False
-        self.shares.needs_more(job.spec.model, MORE / GROWTH * self.shares.limits[job.id])
+        total, limit = self.device_mib(job.gpus[0]), self.shares.limits[job.id]
+        wants = max(limit, min(TWICE * limit, RESERVE * (total or 0.0)))
+        self.shares.needs_more(job.spec.model, wants / GROWTH)
         return True
 
     def met(self, job: Job) -> None:
@@ -303,6 +309,9 @@ class Sharing(Mechanism):
         if job.id not in self._own.queue or not members or not shares_a_gpu(job.spec):
             raise self._out.invalid(job, f"cannot share GPU {decision.gpu}")
         self._out.note(job, decision.reason)
+        came = {"job": job.id, "name": job.spec.name, "gpu": decision.gpu, "what": "shares it"}
+        for other in members:
+            self._out.note(other, Reason(Why.JOINED, came))
         self._attempts.launch(job, Target((decision.gpu,), Role.SHARED, self._run.now))
 
     def _separate(self, job: Job, decision: Separate) -> None:

@@ -11,9 +11,6 @@ from torch import nn
 
 from hpcsched.worker.process.contract import say
 
-FOLDER = "adapter"
-"""In the job's folder: the adapter in PEFT's own format, as it was saved last."""
-
 
 def write_adapter(model: nn.Module, folder: Path) -> None:
     """Write a model's adapter in place of the one that is there; if that fails, it is said."""

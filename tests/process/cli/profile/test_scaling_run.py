@@ -240,7 +240,7 @@ def test_steps_are_found_by_a_pattern(program: Path) -> None:
     words = ["run", *FAST, "--gpus", "1", "--progress-pattern"]
     command = ["--", sys.executable, str(program), str(program.parent / "out")]
     result = CliRunner().invoke(profile, [*words, r"at step (\d+)$", *command], catch_exceptions=False)
-    assert result.exit_code == 0 and "saves only as it goes" in result.stderr
+    assert result.exit_code == 0 and "does not say that it can be suspended" in result.stderr
     assert 5 < kept(program)[0].throughput[1] < 60
     wrong = CliRunner().invoke(profile, [*words, "(a+)+", *command])
     assert isinstance(wrong.exception, HpcschedError) and wrong.exception.exit_code == 2

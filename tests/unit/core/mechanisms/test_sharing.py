@@ -15,7 +15,7 @@ from hpcsched.cli.profile.lookup import shared_uses
 from hpcsched.cli.run.archive import archive
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, SetTimer, Suspend
-from hpcsched.core.mechanisms.sharing.mechanism import MORE, Sharing
+from hpcsched.core.mechanisms.sharing.mechanism import MORE, TWICE, Sharing
 from hpcsched.core.mechanisms.sharing.shares import GROWTH, RESERVE, Use
 from hpcsched.core.model import ComputeMode, HostCores, JobState, Kind, Progress, Role
 from hpcsched.core.needs import Needs
@@ -78,6 +78,8 @@ def test_shares_that_are_asked_for_fill_a_gpu_at_once(policy):
     run = on_gpus(*(sharing(f"j{i}", share=0.25) for i in range(9)), gpus=2, policy=policy)
     assert [where(run)[f"j{i}"] for i in range(9)] == [0, 1, 0, 1, 0, 1, 0, 1, None]
     assert [run.job(f"j{i}").role for i in (0, 2)] == [Role.PRIMARY, Role.SHARED]
+    came = [str(note.reason) for note in run.job("j0").story if note.reason.why is Why.JOINED]
+    assert came == [f"job {i + 1} (j{i}) comes to GPU 0, and shares it" for i in (2, 4, 6)]
     why = dict(why_waiting(sharing_of(run).view(), run.job("j8")))
     assert why == dict.fromkeys((0, 1), "with it 1.25 of the GPU would be asked for")
 
@@ -415,7 +417,8 @@ def test_a_job_on_a_slot_may_have_what_the_others_leave_and_more_the_next_time()
     run.exits("b", 137, oom="it used 6G of the 5.3G that it may have", over_limit=True)
     b = run.job("b")
     assert (b.state, b.failures) == (JobState.PENDING, 1)
-    assert sharing_of(run).shares.need_mib(b.spec, on_gpu=False) == pytest.approx(MORE * room)
+    assert sharing_of(run).shares.need_mib(b.spec, on_gpu=False) == pytest.approx(RESERVE * 8000)
+    assert "as its share; `memory` in its job file says what it needs" in str(b.story[-1].reason)
     train(run, {"a": 10.0}, 30)
     assert where(run)["b"] is None
 
@@ -427,7 +430,7 @@ def test_a_share_of_a_slot_becomes_more_if_that_was_not_enough():
         run.runs("a")
         limits.append(run.machine.ledger.room_mib(run.job("a")))
         run.exits("a", 137, oom="it used 3G of the 1.9G that it may have", over_limit=True)
-    assert limits == [pytest.approx(1900.0), pytest.approx(1900.0 * MORE)]
+    assert limits == [pytest.approx(1900.0), pytest.approx(1900.0 * TWICE)]
 
 
 def test_the_others_shares_are_not_left_to_a_newcomer():
