@@ -144,6 +144,40 @@ def test_a_run_that_is_gone_on_with_has_its_environment(bench: Bench) -> None:
     assert bench.output(2).strip() == f"in {env}"
 
 
+SEARCH = """
+schema = 1
+trainer = "small:Small"
+metric = "loss"
+mode = "min"
+R = 3
+[space]
+lr = { log = [1e-3, 1.0] }
+"""
+
+
+@pytest.mark.slow
+def test_a_search_that_is_gone_on_with_has_its_environment(bench: Bench, torchless: None) -> None:
+    pytest.importorskip("torch")
+    bench.env["PATH"] = "/usr/bin:/bin"
+    waits = "while os.path.exists('wait'): time.sleep(0.1)"
+    told = 'evaluate=lambda model: {"loss": float(model.weight.sum())},\n                     loss='
+    trainer = TRAINER.replace("import sys,", "import os, time, sys,").replace("loss=", told)
+    (bench.folder / "small.py").write_text(
+        trainer.replace("        model = nn", f"        {waits}\n        model = nn")
+    )
+    (bench.folder / "wait").touch()
+    file = bench.folder / "search.toml"
+    file.write_text(SEARCH)
+    agent = bench.start(file, "--devices", "cpu:1", "--venv", OWN, command="tune")
+    bench.until(lambda: "RUNNING" in bench.states().values())
+    agent.kill(signal.SIGTERM)
+    agent.wait()
+    (bench.folder / "wait").unlink()
+    done = bench("tune", file, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "best: loss" in done.stdout and f"built by {OWN}" in bench.output()
+
+
 def test_what_submit_cannot_know_it_only_doubts(bench: Bench) -> None:
     """A name is looked up in the agent's PATH, and without an agent here nobody knows on which host."""
     here, there = bench.folder / "here" / "bin", bench.folder / "there"

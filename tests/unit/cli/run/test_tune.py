@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from hpcsched.cli.main import cli
-from hpcsched.cli.run.tune import SearchDisplay, trial_table
+from hpcsched.cli.run.tune import SearchDisplay, _adapter, trial_table
 from hpcsched.core.events import WorkersExited
 from hpcsched.errors import HpcschedError
 from hpcsched.report.trials import trials_svg
-from hpcsched.testing.builders import Driver
+from hpcsched.testing.builders import Driver, a_job
 from hpcsched.tuning import TrialOutcome, Tuning, parse_search
 from hpcsched.tuning.feeding import Feeder
 
@@ -53,6 +54,15 @@ def test_what_is_wrong_in_a_search_is_refused_by_name_before_anything_starts(tmp
     assert isinstance(result.exception, HpcschedError) and result.exception.exit_code == 2
     assert said in str(result.exception) and "\n" not in str(result.exception)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_best_adapter_is_where_its_job_has_written_it(tmp_path):
+    run = Driver()
+    run.submit(a_job("t0"))
+    life = SimpleNamespace(machine=run.machine, folders={1: tmp_path})
+    assert _adapter(life, "t0") is None
+    (tmp_path / "adapter").mkdir()
+    assert _adapter(life, "t0") == tmp_path / "adapter"
 
 
 def test_a_picture_that_cannot_be_drawn_is_refused_first(tmp_path):
