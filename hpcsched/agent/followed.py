@@ -33,12 +33,12 @@ class Followed:
             while self._over_at is None:
                 self._read()
                 self._wake.wait(LOOK_S)
-            self._read()
+            self._read(over=True)
         finally:
             self._done.set()
 
-    def _read(self) -> None:
-        self.report = self._reader.read(time.time()) or self.report
+    def _read(self, *, over: bool = False) -> None:
+        self.report = self._reader.read(time.time(), over=over) or self.report
 
     def looked(self) -> bool:
         """Whether its output was read since it ended, or that takes too long; called once it has ended."""

@@ -125,7 +125,7 @@ class SelfSaving:
                 wait_s = period_s if self.asked_at is None else ASKED_LOOK_S
                 self._wake.wait(max(wait_s, (time.monotonic() - began) / MOST_SHARE))
                 self._wake.clear()
-            self._read_progress()
+            self._read_progress(over=True)
             now = time.monotonic()
             self._checkpoints.over(now, by_itself=self._ended, ended=time.time() - (now - self._ended_at))
             newest, changed_at = self._checkpoints.newest, self._checkpoints.changed_at
@@ -142,9 +142,9 @@ class SelfSaving:
         found = self._checkpoints
         self.seen = Seen(handles, found.newest, found.changed_at, found.settling, now)
 
-    def _read_progress(self) -> None:
+    def _read_progress(self, *, over: bool = False) -> None:
         if self._progress is not None:
-            self.report = self._progress.read(time.time()) or self.report
+            self.report = self._progress.read(time.time(), over=over) or self.report
 
     # -- on the agent's --------------------------------------------------------------------------------
 

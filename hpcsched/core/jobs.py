@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from hpcsched.contract.seats import Seat
-from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState
+from hpcsched.core.model import NOTHING, Attempt, JobSpec, JobState, Kind
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Note, Reason
 
@@ -186,6 +186,13 @@ class Job:
     def saves_by_itself(self) -> bool:
         """Whether it is suspended as a program that knows nothing of hpcsched."""
         return self.spec.restart is not None and not self.traits.saves.by_contract
+
+    @property
+    def cannot_save(self) -> bool:
+        """Whether nothing says that its program can save: not the job file, and not itself in any attempt."""
+        if self.spec.kind is not Kind.COMMAND or self.spec.restart is not None or self.ready:
+            return False
+        return self.saved_step is None and all(attempt.ready_s is None for attempt in self.attempts)
 
     def note(self, at: float, reason: Reason) -> None:
         """Add a line to the story; the oldest lines go when it grows long."""

@@ -28,8 +28,9 @@ _MOST_FILES = 1000
 
 
 class Reader(Protocol):
-    def read(self, now: float) -> Report | None:
-        """The newest step since the last call; None if there is none. Never waits, never raises."""
+    def read(self, now: float, *, over: bool = False) -> Report | None:
+        """The newest step since the last call; None if there is none. Never waits, never raises. `over`: the
+        program has ended, and its last line may have no end."""
 
 
 def progress_of(spec: JobSpec, workdir: Path, output: Path, *, since: float) -> Reader | None:
@@ -61,8 +62,9 @@ class Newest:
         self._readers = readers
         self._last = -1
 
-    def read(self, now: float) -> Report | None:
-        found = max((report for one in self._readers if (report := one.read(now))), default=None)
+    def read(self, now: float, *, over: bool = False) -> Report | None:
+        reports = (report for one in self._readers if (report := one.read(now, over=over)))
+        found = max(reports, default=None)
         if found is None or found[0] <= self._last:
             return None
         self._last = found[0]
@@ -80,7 +82,7 @@ class Output:
         except (OSError, ValueError):
             self._at = 0
 
-    def read(self, now: float) -> Report | None:
+    def read(self, now: float, *, over: bool = False) -> Report | None:
         try:
             with opened(self._path) as (file, about):
                 if about.st_size < self._at:  # it was begun anew
@@ -94,6 +96,8 @@ class Output:
         self._at += len(data)
         # Bars end their lines with "\r", and the last of them may be drawn without an end.
         *lines, self._rest = re.split(rb"[\r\n]", self._rest + data)
+        if over:
+            lines.append(self._rest)
         self._rest = self._rest[-MOST_LINE - 1 :]
         step = None
         for line in lines:
@@ -134,7 +138,7 @@ class Files:
         self._patterns, self._workdir, self._step = patterns, workdir, step
         self._newest = since
 
-    def read(self, now: float) -> Report | None:
+    def read(self, now: float, *, over: bool = False) -> Report | None:
         found: tuple[float, Path] | None = None
         for path in matching(self._patterns, self._workdir):
             try:

@@ -68,7 +68,7 @@ def progress_pattern_of(job: Job, refuse: _Refuse) -> str:
     if pattern is None:
         return ""
     if not job.command:
-        refuse("progress_pattern", pattern, "a job with a command: a trainer tells its steps")
+        refuse("progress_pattern", pattern, "a job with a command: others tell their steps")
     try:
         dialects.step_pattern(pattern)
     except BadInput as error:

@@ -279,7 +279,8 @@ def _too_busy(view: ShareView, gpu: int, jobs: Sequence[Job], newcomer: Job) -> 
     if full is not None and busy > full + 1e-9:
         return f"with it the device would be busy for {busy:.0%} of the time"
     shares = [kept(view, job) for job in jobs] if len(jobs) > 1 else [1.0]
-    together = sum(1.0 if share is None else share for share in shares)
+    known = [share for share in shares if share is not None]  # those that nobody has measured do no better
+    together = len(shares) * (sum(known) / len(known) if known else 1.0)
     if together / (len(jobs) + 1) < 1 / MOST_SLOWDOWN:
         return f"{len(jobs)} do {together:.2f} times what one does alone there: one more may gain nothing"
     return ""

@@ -304,10 +304,14 @@ class ScalingTrial:
 
     def _fail_silent(self, meter: RateMeter) -> None:
         what = "no progress" if meter.first is None else f"no progress past step {meter.step}"
+        pattern = self.spec.progress_pattern
+        found = " --progress-pattern to find its steps in what it prints, as in 'step (\\d+)',"
+        if pattern:
+            found = f" a pattern that finds its steps ({pattern} does not),"
         raise TrialFailed(
             f"on {self._on()}: {what} in {self.settings.timeout_s:g} s; the program has to write lines like"
             f' {{"step": 1, "t": 0.5}} to the descriptor in {variables.PROGRESS_FD},'
-            f" --progress-pattern to find its steps in what it prints, as in 'step (\\d+)',"
+            f"{found}"
             f" or it needs a longer --timeout{self._last_words()}"
         )
 

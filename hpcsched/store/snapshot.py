@@ -194,8 +194,11 @@ class SnapshotWriter:
             cores=cores,
             kept=list(machine.run.kept.get(job.id, ())),
             updated=list(machine.run.updated.get(job.id, ())),
-            saves=how_suspended(job, now, machine.estimates.unsaved_s(job)) if job.spec.restart else "",
+            saves=self._saves(job, now) if job.spec.restart else "",
         )
+
+    def _saves(self, job: Job, now: float) -> str:
+        return how_suspended(job, now, self._machine.estimates.unsaved_s(job, now=now))
 
     def _eta_s(self, job: Job, step: int) -> float | None:
         """Seconds of training left for a running job, by its own rate, else by its profile; on CPU cores by

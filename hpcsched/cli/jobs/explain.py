@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import click
@@ -24,8 +25,9 @@ from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.needs import said_time
 from hpcsched.core.plan import Plan
 from hpcsched.core.saving import how_suspended
-from hpcsched.errors import NoSuchRun, UnknownJob
+from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
 from hpcsched.store.rundir import RunDir
+from hpcsched.store.status import read_status
 
 
 @click.command()
@@ -59,7 +61,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
         reason = found.current.why
     on_cores = cores_status(found)
     following, needs = what_is_next(machine, found), _needs(machine, found)
-    saves = how_suspended(found, machine.run.now, machine.estimates.unsaved_s(found))
+    saves = _saves(rundir, machine, found)
     processes = machine.estimates.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
     plans = about_burst.compared(rundir, found) if found.state.active else None
     if as_json:
@@ -109,6 +111,17 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     for note in found.story:
         say(f"  {clock(note.at):>10}  {note.reason}")
     return code_of(rundir)
+
+
+def _saves(rundir: RunDir, machine: Machine, job: Job) -> str:
+    """How a job that saves by itself is suspended, and what that costs: now, where the agent lives."""
+    if not job.state.active:
+        return ""
+    with contextlib.suppress(StoreError):
+        page = read_status(rundir)
+        if not page.run.stale:
+            return next((one.saves for one in page.jobs if one.id == job.id), "")
+    return how_suspended(job, machine.run.now, machine.estimates.unsaved_s(job))
 
 
 def _explain_run(machine: Machine, rundir: RunDir, *, as_json: bool) -> int:
@@ -201,6 +214,11 @@ def _changes(machine: Machine, job: Job) -> list[str]:
         lines.append(f"planned to {what} at {clock(at)} into the run")
     if not job.ready and job.saves_by_itself:
         lines.append("it has not begun to train yet: until then it keeps what it has")
+    elif job.cannot_save:
+        lines.append(
+            "nothing says that it can save (`restartable` or `checkpoints` in its job file would): it keeps "
+            "what it has, and begins anew if it is ended before it is done"
+        )
     elif not job.ready:
         lines.append("it has not said yet that it can be suspended: until it does it keeps what it has")
     return [*lines, *_same_batch(machine, job)]

@@ -18,7 +18,7 @@ import click
 from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
 from hpcsched.cli.jobs import about_cpu, batch_job_status
 from hpcsched.cli.jobs.about_leftover import in_a_line
-from hpcsched.cli.jobs.status import asked, clock, silent_gpus, steps, where
+from hpcsched.cli.jobs.status import asked, clock, shared_gpus, silent_gpus, steps, where
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError
 from hpcsched.printing import spans
@@ -283,7 +283,8 @@ class Screen:
         header = ["JOBID", "NAME", "ST", "ROLE", "GPUS", "STEP", "DONE", "TIME", "LEFT", "WHERE (WHY)"]
         right = {"JOBID", "STEP", "DONE", "TIME", "LEFT"}
         names = 32 if wide else 18
-        rows = [[*self._row(job, names)] for job in shown]
+        shared = shared_gpus(jobs)
+        rows = [[*self._row(job, names, shared)] for job in shown]
         if not wide:  # the number of GPUs says most of it
             drop = header.index("ROLE")
             for row in (header, *rows):
@@ -300,13 +301,13 @@ class Screen:
             lines.append(f"... and {plural(len(unfinished) - len(shown), 'more job')}")
         return lines
 
-    def _row(self, job: JobStatus, names: int) -> Iterator[str]:
+    def _row(self, job: JobStatus, names: int, shared: set[int]) -> Iterator[str]:
         done = "-" if job.step is None or not job.steps else f"{job.step / job.steps:.0%}"
         yield str(job.id)
         yield _fit(job.name, names)
         yield job.state.code
         yield job.role or "-"
-        yield about_cpu.held(job) or spans(job.gpus)
+        yield about_cpu.held(job) or spans(job.gpus) + "+" * (not shared.isdisjoint(job.gpus))
         yield steps(job)
         yield done
         yield clock(job.elapsed_s)

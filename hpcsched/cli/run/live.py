@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from itertools import islice
@@ -21,6 +22,7 @@ from hpcsched.core.mechanisms.cpu.layout import cores_of, said_seats
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
+from hpcsched.core.saving import what_is_lost
 from hpcsched.printing import printable
 from hpcsched.report.tables import cores_text
 
@@ -34,7 +36,11 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
     if isinstance(event, (ev.WorkersExited, ev.LaunchFailed)):
         job = machine.run.jobs[event.job_id]
         if job.attempt == event.attempt or job.state.active:
-            lines.append(f"{_name(job)} {_ending(job, event)}")
+            lines.append(f"{_name(job)} {_ending(job, event, draining=machine.deadline.draining)}")
+    elif isinstance(event, ev.AgentStarted):
+        for job in machine.run.jobs.values():
+            news = itertools.takewhile(lambda note: note.at == machine.run.now, reversed(job.story))
+            lines += [f"{_name(job)}: {note.reason}" for note in news if note.reason.why is Why.LOST]
     elif isinstance(event, (ev.WorkersResized, ev.ResizeFailed)):
         job = machine.run.jobs[event.job_id]
         told = (
@@ -71,9 +77,11 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
                 told = (n.reason for n in job.story[-1:] if n.reason.why is Why.PACED and n.at == action.at)
                 lines += [f"{_name(job)} {reason}" for reason in told]
             case Suspend():
-                lines.append(f"{_name(job)} is asked to save{_to_go_on(job) or _apart(job, action.at)}")
+                cost = what_is_lost(job, machine.run.now, machine.estimates.unsaved_s(job))
+                lines.append(f"{_name(job)} is asked to save{_to_go_on(job) or _apart(job, action.at)}{cost}")
             case Terminate():
-                lines.append(f"{_name(job)} is told to end (SIGTERM)")
+                why = ": nothing says that it can save" * (job.cannot_save and machine.deadline.draining)
+                lines.append(f"{_name(job)} is told to end (SIGTERM){why}")
             case Kill():
                 lines.append(f"{_name(job)} is killed (SIGKILL)")
     return lines
@@ -148,7 +156,7 @@ def _apart(job: Job, at: float) -> str:
     return next((f": {reason}" for reason in told), "")
 
 
-def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
+def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, *, draining: bool) -> str:
     if isinstance(event, ev.LaunchFailed):
         return f"could not be started: {event.error}{_WAITS_FOR_ROOM if event.no_room else ''}"
     bad = f": its STATE.json cannot be read: {event.unreadable}" if event.unreadable else ""
@@ -161,11 +169,12 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed) -> str:
         return f"ended: {job.reason}"
     if event.code == SUSPENDED and not bad:
         return f"saved at step {job.saved_step}" if job.reports else "saved"
-    again = "" if job.state.final else "; starts again"
+    anew = "; begins anew when the run goes on" if draining else "; starts again"
+    again = "" if job.state.final else anew
     if again and job.saved_step is not None:
         again = f"; goes on from step {job.saved_step}" if job.reports else "; goes on from its checkpoint"
     if event.not_taken:
-        again = f"; {event.not_taken}{again if job.reports or job.state.final else '; starts again'}"
+        again = f"; {event.not_taken}{again if job.reports or job.state.final else anew}"
     said = f"out of memory: {event.oom}" if event.oom else event.detail
     detail = f": {said}" if said else bad
     if event.code == 0:

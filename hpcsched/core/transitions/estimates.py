@@ -97,9 +97,10 @@ class Estimates:
             return self.stand_s(job, job.width, gpus)
         return self.save_s(job) + self.launch_s(job, gpus, first=False) + self.unsaved_s(job)
 
-    def unsaved_s(self, job: Job, *, handles: bool | None = None) -> float:
+    def unsaved_s(self, job: Job, *, handles: bool | None = None, now: float | None = None) -> float:
         """Seconds of work that a running job loses if it is suspended now: those since its newest checkpoint,
-        unless it saves when it is asked to (`handles`; default: as seen)."""
+        unless it saves when it is asked to (`handles`; default: as seen). `now`: the time, where that is not
+        the time of the last event."""
         restart, saves = job.spec.restart, job.traits.saves
         if restart is None or not job.saves_by_itself or not job.attempts or not job.state.active:
             return 0.0
@@ -109,7 +110,7 @@ class Estimates:
         attempt = job.current
         began = attempt.start_s if attempt.ready_s is None else attempt.ready_s
         saved = began if saves.at is None else max(saves.at, began)
-        ends = self._run.now if attempt.signalled_s is None else attempt.signalled_s
+        ends = (self._run.now if now is None else now) if attempt.signalled_s is None else attempt.signalled_s
         return max(0.0, ends - saved)
 
     def worth_changing(self, job: Job, gpus: int) -> bool:
@@ -163,7 +164,12 @@ class Estimates:
         )
 
     def longest_save_s(self, job: Job) -> float:
-        """Seconds of the longest save that is durable when the job has left: quick ones say nothing of it."""
+        """Seconds of the longest save that is durable when the job has left: quick ones say nothing of it.
+
+        0 for a program that nothing says can save: it is ended when the others save.
+        """
+        if self._run.rules >= 4 and job.cannot_save:
+            return 0.0
         costs = self.known_costs(job)
         durable_s = _first(costs.durable_saves.median, self._suspend_s(job), DEFAULT_SUSPEND_S)
         return max(durable_s, costs.longest_suspend_s)

@@ -118,6 +118,14 @@ def test_new_lines_are_read_once(tmp_path: Path) -> None:
     assert reader.read(6.0) == (7, 6.0)
 
 
+def test_the_last_line_counts_without_an_end_once_the_program_has_ended(tmp_path: Path) -> None:
+    output = tmp_path / "o"
+    reader = progress_of(_prints(r"step (\d+)$"), tmp_path, output, since=0.0)
+    output.write_text("step 1\rstep 2")
+    assert reader.read(1.0) == (1, 1.0)
+    assert reader.read(2.0, over=True) == (2, 2.0)
+
+
 def test_output_that_floods_is_followed_at_its_end(tmp_path: Path) -> None:
     output = tmp_path / "o"
     reader = progress_of(_prints(r"step (\d+)"), tmp_path, output, since=0.0)

@@ -10,6 +10,7 @@ from hpcsched.cli.run.live import STUCK, Narrator, sentences
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Launch
 from hpcsched.core.machine import Machine
+from hpcsched.core.model import Kind, Restart
 from hpcsched.core.reasons import Why
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
@@ -126,6 +127,27 @@ def test_a_change_in_place_is_told_when_it_begins_and_when_it_is_done() -> None:
     assert told(driver.resized("b", 9, stopped_s=0.041)) == [f"job 2 (b) {words}"]
     driver.now += 1.0
     assert told(driver.resized("b", 9, stopped_s=0.041)) == [], "nobody asked for that"
+
+
+def test_what_a_dead_agent_and_a_drain_cost_is_told() -> None:
+    driver = Driver(gpus=2)
+    program = {"kind": Kind.COMMAND, "command": ("x",), "gpus": 1}
+    driver.submit(a_job("a", **program), a_job("b", restart=Restart(), **program))
+    for name in "ab":
+        driver.tell(ev.WorkersSpawned, name, processes=(), host="n1")
+    driver.tell(ev.RestartSeen, "b", handles=False)
+    driver.now += 30.0
+
+    def told(actions: list[Action]) -> list[str]:
+        return sentences(driver.machine, driver.events[-1], actions)
+
+    assert told(driver.drain()) == [
+        "job 1 (a) is told to end (SIGTERM): nothing says that it can save",
+        "job 2 (b) is asked to save; no checkpoint yet: 30 s of work is lost",
+    ]
+    assert told(driver.exits("a", 143))[0].endswith("exit code 143; begins anew when the run goes on")
+    driver.now += 1.0
+    assert told(driver.start_agent(2))[0].startswith("job 2 (b): attempt 1 was lost")
 
 
 def test_a_change_in_place_that_fails_is_told() -> None:

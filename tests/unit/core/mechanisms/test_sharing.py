@@ -151,6 +151,22 @@ def test_nobody_has_less_than_half_of_its_speed():
     assert "job 1 (a) has 40% of its speed alone" in str(run.job("a").story[-1].reason)
 
 
+def test_those_whose_speed_alone_is_not_known_are_taken_to_do_no_better_than_the_others():
+    run = on_gpus(sharing("a", "x"), sharing("b", "y"), sharing("c", "z"))
+    run.runs("a")
+    uses(run, "a", 1000.0)
+    train(run, {"a": 10.0})
+    assert where(run)["b"] == 0
+    run.runs("b")
+    uses(run, "b", 1000.0)
+    train(run, {"a": 5.2, "b": 5.0})
+    assert where(run)["c"] is None
+    assert (
+        "2 do 1.04 times what one does alone there"
+        in dict(why_waiting(sharing_of(run).view(), run.job("c")))[0]
+    )
+
+
 def test_one_that_has_come_to_nothing_beside_another_is_not_waited_for_for_ever():
     run = on_gpus(sharing("a", "x"), sharing("b", "y"))
     run.runs("a")

@@ -11,6 +11,7 @@ from hpcsched.cli.run.results import overhead_s
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import MOST_MEASURED, MeasuredCost
+from hpcsched.core.model import Kind
 from hpcsched.core.transitions.estimates import DEFAULT_RESIZE_S, DEFAULT_START_S, DEFAULT_SUSPEND_S
 from hpcsched.planning.jobs.costs import lost_s
 from hpcsched.sim.past_run import past_of
@@ -115,6 +116,16 @@ def test_a_quick_save_does_not_make_the_end_of_the_allocation_later(profile):
     suspends(driver, 9.0, after_s=9.0)  # not so quick: it may be what a durable one takes
     starts(driver, 1.0)
     assert driver.machine.deadline.margin_s() == 60.0 + 9.0
+
+
+def test_no_time_is_kept_for_saves_of_programs_that_nothing_says_can_save():
+    programs = [a_job(name, kind=Kind.COMMAND, command=("x",), gpus=1) for name in "ab"]
+    driver = Driver(*programs, gpus=2, deadline=10_000.0)
+    for name in "ab":
+        driver.tell(ev.WorkersSpawned, name, processes=(), host="n1")
+    assert driver.machine.deadline.margin_s() == 60.0
+    driver.tell(ev.WorkersReady, "a")
+    assert driver.machine.deadline.margin_s() == 60.0 + DEFAULT_SUSPEND_S
 
 
 def test_a_durable_save_says_how_long_the_next_takes_and_nothing_of_quick_ones():
