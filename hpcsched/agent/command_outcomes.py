@@ -32,7 +32,8 @@ def command_outcome(
         return [], Answer(error=f"no job {unknown[0]}")
     if command.command == "retry":
         return _retry(machine, command, at=at, cause=cause, keeping=keeping)
-    told = [_outcome(machine, machine.run.jobs[i], command.command, stand_ins) for i in command.targets]
+    jobs = [machine.run.jobs[i] for i in command.targets]
+    told = [_outcome(machine, job, command.command, at, stand_ins) for job in jobs]
     doing = [i for i, (done, _) in zip(command.targets, told, strict=True) if done]
     # The last one alone carries the cause: a journal torn before it does not hold the command.
     causes = [*[""] * (len(doing) - 1), cause]
@@ -76,7 +77,7 @@ def _of_retry(
     return True, f"runs again from {f'step {saved}' if saved else 'its beginning'}"
 
 
-def _outcome(machine: Machine, job: Job, command: str, stand_ins: bool) -> tuple[bool, str]:
+def _outcome(machine: Machine, job: Job, command: str, now: float, stand_ins: bool) -> tuple[bool, str]:
     """Whether the command will do something to the job as it is now, and what, or why not."""
     if job.state.final:
         again = "" if command == "cancel" else f"; `hpcsched retry {job.spec.name}` runs it again"
@@ -85,7 +86,7 @@ def _outcome(machine: Machine, job: Job, command: str, stand_ins: bool) -> tuple
         return False, why
     done, text = _OUTCOMES[command](job)
     if command == "suspend" and done and job.state is JobState.RUNNING and job.ready:
-        text += what_is_lost(job, machine.run.now, machine.estimates.unsaved_s(job))
+        text += what_is_lost(job, now, machine.estimates.unsaved_s(job, now=now))
     return done, text
 
 
