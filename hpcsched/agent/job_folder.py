@@ -12,7 +12,6 @@ from hpcsched.contract import files
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput
 
-ATTEMPT_MARK = "hpcsched: ---- attempt "
 """The beginning of the line that separates attempts in an output."""
 
 TAIL_BYTES = 4096
@@ -27,7 +26,7 @@ def mark_attempt(path: Path, attempt: int, *, where: str, resumed: bool, step: i
     """
     start = "from its checkpoint" if step is None else f"from step {step}"
     start = start if resumed else "from its beginning"
-    line = f"{ATTEMPT_MARK}{attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {where}, {start} ----\n"
+    line = f"{files.ATTEMPT_MARK}{attempt}, {time.strftime('%Y-%m-%d %H:%M:%S')}, {where}, {start} ----\n"
     with contextlib.suppress(OSError, BadInput):
         last = read_tail(path, 1)
         if not last:
@@ -47,7 +46,7 @@ def last_line(path: Path) -> str:
         return ""
     # Not one that only sets off what stands above it, as launchers end theirs.
     last = next((line.strip() for line in reversed(lines) if any(map(str.isalnum, line))), "")
-    return "" if last.startswith(ATTEMPT_MARK) else last[:200]
+    return "" if last.startswith(files.ATTEMPT_MARK) else last[:200]
 
 
 def gpus_named(gpus: Sequence[int]) -> str:

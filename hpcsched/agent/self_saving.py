@@ -80,6 +80,8 @@ class SelfSaving:
         self._progress, self._launcher, self._gone = progress, launcher, gone
         self.report: Report | None = None
         """The newest step that was seen."""
+        self._trains_at: float | None = None
+        """When it was first known to have told a step."""
         self._began, self._wake = time.monotonic(), threading.Event()
         self.seen = Seen(newest=checkpoints.newest)
         self.asked_at: float | None = None
@@ -177,13 +179,17 @@ class SelfSaving:
     ) -> Iterator[ev.Event]:
         """What has been seen since the last call. `at`: now, on the run's clock, `now_wall` as Unix time.
 
-        `trains`: it has told a step of this attempt. By then it has the handlers that it is to have.
+        `trains`: it has told a step of this attempt: by then it has the handlers that it is to have.
         """
         seen, now = self.seen, time.monotonic()
         if self._gone:
             self._gone = False
             yield ev.CheckpointSaved(at=at, job_id=job_id, attempt=attempt, step=0)
-        begun = trains or seen.newest is not None or now >= self._began + STARTS_WITHIN_S
+        if trains and self._trains_at is None:
+            self._trains_at = now
+        # A look after that sees the handlers that it has.
+        trained = self._trains_at is not None and seen.at > self._trains_at
+        begun = trained or seen.newest is not None or now >= self._began + STARTS_WITHIN_S
         known = seen.handles or begun
         newest = seen.newest
         saved_at = max(0.0, min(at, at + (newest.saved_at - now_wall) * speed)) if newest else None

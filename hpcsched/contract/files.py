@@ -18,6 +18,9 @@ CHECKPOINT = "checkpoint"
 ADAPTER = "adapter"
 """The adapter of a job that trains one on a frozen model, in PEFT's own format, as it was saved last."""
 
+ATTEMPT_MARK = "hpcsched: ---- attempt "
+"""The begin of the line in a job's output that says which attempt writes from there on."""
+
 READY = "ready"
 REFUSED = "refused"
 HELD = "held"

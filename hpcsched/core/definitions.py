@@ -41,7 +41,7 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     if old.environment != new.environment:
         keys += sorted({named.kind for named in (old.environment, new.environment) if named})
     keys += [key for field, key in _NEEDS.items() if _need(old, field) != _need(new, field)]
-    if old.restart != new.restart:
+    if old.restart != new.restart and not _by_its_pattern(old, new):
         keys += _restarts(old.restart, new.restart)
     if old.workdir != new.workdir:
         unnamed = bool(called_in) and new.workdir == called_in
@@ -65,6 +65,11 @@ def _restarts(old: Restart | None, new: Restart | None) -> list[str]:
         return ["restartable"]
     names = [field.name for field in fields(Restart) if getattr(old, field.name) != getattr(new, field.name)]
     return [_RESTART_KEYS.get(name, name) for name in names]
+
+
+def _by_its_pattern(old: JobSpec, new: JobSpec) -> bool:
+    """Whether a job is restartable only as 0.6.0 took a pattern to say so (or as good as that)."""
+    return bool(old.progress_pattern) and old.restart == Restart() and new.restart is None
 
 
 def was_unsaid(old: JobSpec, new: JobSpec) -> bool:

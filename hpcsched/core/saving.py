@@ -16,7 +16,7 @@ def how_suspended(job: Job, now: float, unsaved_s: float) -> str:
     elif not restart.signal:
         how = "only as it goes"
     elif not job.ready:
-        how = f"{restart.signal} if it catches that, which its first step will show"
+        how = f"{restart.signal} if it catches that, which is not known yet"
     else:
         how = restart.signal if saves.handles else f"only as it goes: it does not catch {restart.signal}"
         how += ", which it caught the last time without saving" * (saves.handles and saves.in_vain)

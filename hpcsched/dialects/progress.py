@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from hpcsched.contract import files
 from hpcsched.core.model import JobSpec
 from hpcsched.decoding import opened
 from hpcsched.dialects.checkpoint import step_of
@@ -24,6 +25,7 @@ _MOST_AT_ONCE = 256 * 1024
 """Bytes of output that are looked at in one reading (chosen): of more, the newest."""
 
 _TAIL = 64 * 1024
+_MARK = files.ATTEMPT_MARK.encode()
 _MOST_FILES = 1000
 
 
@@ -103,6 +105,7 @@ class Output:
         for line in lines:
             if (
                 len(line) <= 4 * MOST_LINE
+                and not line.startswith(_MARK)
                 and (found := self._find(line.decode(errors="replace"))) is not None
             ):
                 step = found

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import gc
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -49,7 +52,16 @@ def _end(code: int) -> None:
         return
     _leaving = True
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    flush_files()
     os._exit(code)
+
+
+def flush_files() -> None:
+    """Write out what the files hold that are still open, C's too, as the end of the interpreter would."""
+    gc.unfreeze()
+    left = (found for found in gc.get_objects() if isinstance(found, io.IOBase))
+    for file in (*left, sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # of any class of files
+            file.flush()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).fflush(None)

@@ -36,7 +36,7 @@ PREALLOCATED_BYTES = 2**18
 _NEVER_WRITTEN = bytes(8)
 """The content of blocks that were not written before a power cut: zeros."""
 
-_PATTERN_OF_0_6 = re.compile(rb'"resume_command":\[[^]]*\],"progress_pattern":"[^"]')
+_PATTERN_OF_0_6 = re.compile(rb'\],"progress_pattern":"[^"]')
 
 _EVENTS: dict[str, type[ev.Event]] = {
     name: kind for name, kind in vars(ev).items() if isinstance(kind, type) and issubclass(kind, ev.Event)
@@ -105,8 +105,9 @@ def _as_of_today(event: bytes) -> bytes:
     told = decode_as(event, dict[str, Any], most_bytes=MAX_JOURNAL_BYTES, most_depth=None)
     jobs = [*told.get("jobs", ()), *told.get("updated", {}).values()]
     for job in jobs:
-        if isinstance(restart := job.get("restart"), dict):
-            job["progress_pattern"] = restart.pop("progress_pattern", "")
+        restart = job.get("restart")
+        if isinstance(restart, dict) and "progress_pattern" in restart:
+            job["progress_pattern"] = restart.pop("progress_pattern")
     return msgspec.json.encode(told)
 
 

@@ -216,8 +216,8 @@ def _changes(machine: Machine, job: Job) -> list[str]:
         lines.append("it has not begun to train yet: until then it keeps what it has")
     elif job.cannot_save:
         lines.append(
-            "nothing says that it can save (`restartable` or `checkpoints` in its job file would): it keeps "
-            "what it has, and begins anew if it is ended before it is done"
+            "it has not said that it can save: it keeps what it has, and begins anew if it is ended before "
+            "it is done; of one that saves by itself `restartable` or `checkpoints` in its job file say so"
         )
     elif not job.ready:
         lines.append("it has not said yet that it can be suspended: until it does it keeps what it has")

@@ -80,7 +80,7 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
                 cost = what_is_lost(job, machine.run.now, machine.estimates.unsaved_s(job))
                 lines.append(f"{_name(job)} is asked to save{_to_go_on(job) or _apart(job, action.at)}{cost}")
             case Terminate():
-                why = ": nothing says that it can save" * (job.cannot_save and machine.deadline.draining)
+                why = ": it has not said that it can save" * (job.cannot_save and machine.deadline.draining)
                 lines.append(f"{_name(job)} is told to end (SIGTERM){why}")
             case Kill():
                 lines.append(f"{_name(job)} is killed (SIGKILL)")

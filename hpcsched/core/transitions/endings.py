@@ -163,7 +163,7 @@ class Endings:
         """End an attempt that main memory ran out under: it would again where its own limit was exceeded, or
         where that happens twice without a new checkpoint."""
         more = over_limit and any(ran_out(job) for ran_out in self._ledger.hooks("ran_out"))
-        words += " as its share; `memory` in its job file says what it needs" * more
+        words += "; `memory` in its job file says what it needs" * more
         reason, same = Reason(Why.OUT_OF_MEMORY, {"words": words}), (KILLED, Why.OUT_OF_MEMORY)
         again = not more and (over_limit or (job.failures > 0 and job.traits.failed_fast == same))
         job.has(failed_fast=None if more else same)  # more: it has not asked for that limit

@@ -51,3 +51,10 @@ def test_how_it_saves_by_itself_is_told_key_by_key(old: Any, new: Any, keys: tup
 
 def test_a_multiple_is_a_part_of_gpus() -> None:
     assert differing(command(), command(gpus_multiple=2)) == ("gpus",)
+
+
+def test_a_job_that_is_restartable_by_its_pattern_alone_as_of_0_6_0_is_the_same():
+    job = JobSpec(name="a", kind=Kind.COMMAND, model="m", command=("x",), progress_pattern=r"(\d+)")
+    assert differing(replace(job, restart=Restart()), job) == ()
+    assert differing(replace(job, restart=Restart(signal="SIGUSR1")), job) == ("restartable",)
+    assert differing(job, replace(job, restart=Restart())) == ("restartable",)

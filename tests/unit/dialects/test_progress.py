@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcsched.agent.job_folder import mark_attempt
 from hpcsched.core.model import JobSpec, Kind, Restart
 from hpcsched.dialects import all_done, matching, progress_of, step_of, step_pattern
 from hpcsched.dialects.pattern import MOST_LINE
@@ -116,6 +117,17 @@ def test_new_lines_are_read_once(tmp_path: Path) -> None:
         assert reader.read(5.0) == (6, 5.0) or reader.read(5.0) is None
     output.write_text("step 7\n")  # begun anew
     assert reader.read(6.0) == (7, 6.0)
+
+
+def test_the_mark_of_an_attempt_is_no_step(tmp_path: Path) -> None:
+    output = tmp_path / "o"
+    output.write_text("step 7\n")
+    reader = progress_of(_prints(r"(\d+)"), tmp_path, output, since=0.0)
+    mark_attempt(output, 2, where="GPU 0", resumed=True, step=5)
+    assert reader.read(1.0) is None
+    with output.open("a") as file:
+        file.write("step 6\n")
+    assert reader.read(2.0) == (6, 2.0)
 
 
 def test_the_last_line_counts_without_an_end_once_the_program_has_ended(tmp_path: Path) -> None:

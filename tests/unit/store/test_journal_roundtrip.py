@@ -128,16 +128,21 @@ def test_every_event_survives(name, data):
 
 
 def test_a_pattern_of_0_6_0_is_the_jobs_own():
-    spec = JobSpec(name="a", kind=Kind.COMMAND, model="m", command=("x",), restart=Restart())
+    spec = JobSpec(
+        name="a", kind=Kind.COMMAND, model="m", command=("x",), restart=Restart(resume_command=("[ -e x ]",))
+    )
     pattern = r'"\"step\" (\\d+)"'
     event = msgspec.json.encode(JobsSubmitted(at=0.0, first_id=1, jobs=(spec, replace(spec, restart=None))))
     old = event.replace(b',"progress_pattern":""', b"", 1)
-    old = old.replace(b'"resume_command":[]', f'"resume_command":[],"progress_pattern":{pattern}'.encode())
+    old = old.replace(
+        b'"resume_command":["[ -e x ]"]',
+        f'"resume_command":["[ -e x ]"],"progress_pattern":{pattern}'.encode(),
+    )
     assert old.count(b"progress_pattern") == 2
     head = f'{{"v":1,"seq":1,"crc":"{crc32(old, crc32(b"1 JobsSubmitted ")):08x}","type":"JobsSubmitted",'
     _, read = journal.decode(head.encode() + b'"event":' + old + b"}\n")
     assert [job.progress_pattern for job in read.jobs] == [r'"step" (\d+)', ""]
-    assert read.jobs[0].restart == Restart()
+    assert read.jobs[0].restart == spec.restart
 
 
 @pytest.mark.parametrize("rules", [0, RULES + 1])

@@ -21,7 +21,7 @@ from hpcsched.core.mechanisms.sharing.shares import (
     shares_a_gpu,
 )
 from hpcsched.core.mechanisms.sharing.view import Join, Separate, ShareView, SharingRule, Worth
-from hpcsched.core.model import Attempt, JobSpec, Role
+from hpcsched.core.model import MOST_JOBS, Attempt, JobSpec, Role
 from hpcsched.core.parts import Parts
 from hpcsched.core.profile import cost_at
 from hpcsched.core.reasons import Reason, Why
@@ -311,7 +311,8 @@ class Sharing(Mechanism):
         self._out.note(job, decision.reason)
         came = {"job": job.id, "name": job.spec.name, "gpu": decision.gpu, "what": "shares it"}
         for other in members:
-            self._out.note(other, Reason(Why.JOINED, came))
+            if sum(note.reason.why is Why.JOINED for note in other.story) < MOST_JOBS:  # a story is short
+                self._out.note(other, Reason(Why.JOINED, came))
         self._attempts.launch(job, Target((decision.gpu,), Role.SHARED, self._run.now))
 
     def _separate(self, job: Job, decision: Separate) -> None:

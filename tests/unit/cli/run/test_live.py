@@ -142,7 +142,7 @@ def test_what_a_dead_agent_and_a_drain_cost_is_told() -> None:
         return sentences(driver.machine, driver.events[-1], actions)
 
     assert told(driver.drain()) == [
-        "job 1 (a) is told to end (SIGTERM): nothing says that it can save",
+        "job 1 (a) is told to end (SIGTERM): it has not said that it can save",
         "job 2 (b) is asked to save; no checkpoint yet: 30 s of work is lost",
     ]
     assert told(driver.exits("a", 143))[0].endswith("exit code 143; begins anew when the run goes on")

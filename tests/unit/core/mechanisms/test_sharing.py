@@ -434,7 +434,7 @@ def test_a_job_on_a_slot_may_have_what_the_others_leave_and_more_the_next_time()
     b = run.job("b")
     assert (b.state, b.failures) == (JobState.PENDING, 1)
     assert sharing_of(run).shares.need_mib(b.spec, on_gpu=False) == pytest.approx(RESERVE * 8000)
-    assert "as its share; `memory` in its job file says what it needs" in str(b.story[-1].reason)
+    assert "; `memory` in its job file says what it needs" in str(b.story[-1].reason)
     train(run, {"a": 10.0}, 30)
     assert where(run)["b"] is None
 

@@ -201,8 +201,8 @@ def test_how_it_is_suspended_is_said_in_one_line():
         return how_suspended(job, run.now, run.machine.estimates.unsaved_s(job))
 
     assert said() == (
-        "saves by itself (transformers: it makes a Trainer), SIGTERM if it catches that, which its first "
-        "step will show; no checkpoint yet; a suspend now loses nothing"
+        "saves by itself (transformers: it makes a Trainer), SIGTERM if it catches that, which is not "
+        "known yet; no checkpoint yet; a suspend now loses nothing"
     )
     run.tell(ev.RestartSeen, "a", handles=False, step=500, saved_at=0.0)
     passes(run, 200.0)
