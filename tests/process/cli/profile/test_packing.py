@@ -113,7 +113,8 @@ def test_models_are_packed_with_different_ones_of_other_batches(here: Path) -> N
     assert [one["global_batch"] for one in told["packs"]] == [8, 12]
     assert told["packs"][0]["unstackable"] == "the models draw random numbers, each its own"
     (pair,) = told["pairs"]
-    assert (pair["models"], pair["batches"], pair["mode"]) == (["one", "other"], [8, 12], "loop")
+    assert (pair["models"], pair["batches"]) == (["one", "other"], [8, 12])
+    assert pair["mode"] in ("loop", "turns"), "whichever is faster on this machine now"
     separate_s, packed_s = pair["separate_sample_s"], pair["packed_sample_s"]
     assert pair["impv"] == pytest.approx((separate_s - packed_s) / separate_s)
     assert 0.25 < packed_s / separate_s < 4  # about 1, on a machine that nobody else uses
