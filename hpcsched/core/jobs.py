@@ -70,7 +70,8 @@ class Traits:
     nothing since. `saves` is for a job that saves by itself. `untimed` is the number of its first attempts
     that its time limit does not count, as it was run again after them; nor does it count `unstarted_s`
     seconds of the others, before their processes were started. `excuses` are the ids of the background jobs
-    that a failure of it has been put down to.
+    that a failure of it has been put down to. `losses` is how many of its attempts in a row were lost that it
+    was not to blame for.
     """
 
     most_gpus: int | None = None
@@ -82,6 +83,7 @@ class Traits:
     untimed: int = 0
     unstarted_s: float = 0.0
     excuses: tuple[int, ...] = ()
+    losses: int = 0
 
 
 USUAL = Traits()
@@ -125,7 +127,6 @@ class Job:
     rate: float | None = None
     suspensions: int = 0
     failures: int = 0
-    losses: int = 0
     exit: int | None = None
     started_s: float | None = None
     ended_s: float | None = None

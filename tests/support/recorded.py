@@ -144,7 +144,7 @@ def picture(machine: Machine) -> dict[str, Any]:
             "lease it was told of": lease(job.becoming),
             "ready": job.ready,
             "can be resized in place": job.in_place,
-            "traits": plain(replace(job.traits, excuses=())),
+            "traits": plain(replace(job.traits, excuses=(), losses=0)),
             "wanted": job.wanted,
             "attempt": job.attempt,
             "attempts": plain(job.attempts),
@@ -156,8 +156,8 @@ def picture(machine: Machine) -> dict[str, Any]:
             "rate": plain(job.rate),
             "suspensions": job.suspensions,
             "failures": job.failures,
-            "losses": job.losses,
-            "excuses": list(job.traits.excuses),  # was a field of its own when they were recorded
+            "losses": job.traits.losses,  # as the next one, a field of its own when they were recorded
+            "excuses": list(job.traits.excuses),
             "exit": job.exit,
             "began, ended": plain([job.started_s, job.ended_s]),
             "metrics": plain(job.metrics),

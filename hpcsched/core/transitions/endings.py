@@ -58,7 +58,8 @@ class Endings:
 
     def has_progressed(self, job: Job) -> None:
         """Note that it has a newer checkpoint than before: its failures were not all in a row."""
-        job.failures = job.losses = 0
+        job.failures = 0
+        job.has(losses=0)
         self._waiting.has_room(job)
 
     def fell_back(self, job: Job, step: int) -> None:
@@ -224,8 +225,8 @@ class Endings:
         if (again := job.step - (job.saved_step or 0)) > 0:
             facts["again"] = f"; at least {again} step{'s' * (again != 1)} done again"
         self._out.note(job, Reason(Why.LOST, facts))
-        job.losses += counts
-        if job.losses > MAX_LOSSES:
+        job.has(losses=job.traits.losses + counts)
+        if job.traits.losses > MAX_LOSSES:
             self.finish(job, JobState.FAILED, Reason(Why.LOST, facts))
         else:
             self.back_to_waiting(job)

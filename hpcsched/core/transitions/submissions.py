@@ -131,9 +131,9 @@ class Submissions:
 
     def _reopen(self, job: Job, because: Job | None) -> None:
         self._endings.back_to_checkpoint(job)
-        job.failures = job.losses = 0
+        job.failures = 0
         untimed = len(job.attempts) if job.spec.needs else 0
-        job.has(failed_fast=None, most_gpus=None, untimed=untimed, unstarted_s=0.0)
+        job.has(failed_fast=None, most_gpus=None, untimed=untimed, unstarted_s=0.0, losses=0)
         job.ended_s = job.reason = None
         job.metrics = NOTHING
         self._run.reopened(job)

@@ -49,7 +49,7 @@ def test_a_failure_without_room_does_not_count_and_the_job_waits_longer_each_tim
     pause = NO_ROOM_S
     for n in range(1, 12):
         assert fails(driver) == []
-        assert (driver.job("a").failures, driver.job("a").losses) == (0, 0)
+        assert (driver.job("a").failures, driver.job("a").traits.losses) == (0, 0)
         assert driver.job("a").attempts[-1].ended == "lost"
         assert waits(driver)
         assert f"no room in {WHERE}" in str(driver.machine.waiting_reason(driver.job("a")))
@@ -190,5 +190,5 @@ def test_room_for_a_snapshot_is_kept_also_after_an_agent_that_was_killed_meanwhi
 
 def test_a_record_that_the_full_disk_cut_short_is_no_failure_of_the_jobs(driver):
     driver.tell(ev.WorkersExited, "a", code=75, unreadable="cut short", no_room=WHERE)
-    assert (driver.job("a").failures, driver.job("a").losses) == (0, 0)
+    assert (driver.job("a").failures, driver.job("a").traits.losses) == (0, 0)
     assert waits(driver)

@@ -245,14 +245,14 @@ def test_a_launch_that_a_lost_host_spoils_is_not_the_jobs_failure():
     driver.tell(ev.LaunchFailed, "a", error="n1 is lost", host_fault=True)
     assert driver.job("a").state is JobState.STARTING
     assert driver.job("a").current.gpus == (2, 3)
-    assert (driver.job("a").failures, driver.job("a").losses) == (0, 0)
+    assert (driver.job("a").failures, driver.job("a").traits.losses) == (0, 0)
 
 
 def test_not_even_when_the_host_is_not_known_to_be_lost_yet():
     driver = Driver(a_job("a", "m", retries=0), profiles=(MODEL,))
     driver.tell(ev.LaunchFailed, "a", error="n1 is lost", host_fault=True)
     assert driver.job("a").state is JobState.STARTING
-    assert (driver.job("a").failures, driver.job("a").losses) == (0, 1)  # not for ever, though
+    assert (driver.job("a").failures, driver.job("a").traits.losses) == (0, 1)  # not for ever, though
 
 
 def test_one_that_was_told_to_end_shortly_before_is_not_told_twice():

@@ -118,7 +118,7 @@ def test_death_while_saving_is_a_loss_and_costs_the_steps_since_the_checkpoint()
     (launch,) = driver.exits("x", 139)
     assert launch.resume and launch.gpus == (0, 1, 2, 3, 4, 5)
     job = driver.job("x")
-    assert (job.repeated, job.losses, job.failures) == (15, 1, 0)
+    assert (job.repeated, job.traits.losses, job.failures) == (15, 1, 0)
     assert job.attempts[0].ended == "lost"
 
 
@@ -145,7 +145,7 @@ def test_a_device_lost_or_an_agent_gone_never_fails_a_job():
         driver.start_agent(6)
         driver.runs(1)
     assert driver.states() == ["RUNNING"]
-    assert driver.job(1).losses == 0
+    assert driver.job(1).traits.losses == 0
 
 
 def test_a_launch_that_may_work_later_counts_as_a_failure():
@@ -298,7 +298,7 @@ def test_a_job_on_a_lost_device_goes_on_elsewhere():
     assert driver.lose(1) == []
     (launch,) = driver.exits(1, 143)
     assert launch.gpus == (0, 2, 3) and launch.resume
-    assert (driver.job(1).repeated, driver.job(1).failures, driver.job(1).losses) == (12, 0, 0)
+    assert (driver.job(1).repeated, driver.job(1).failures, driver.job(1).traits.losses) == (12, 0, 0)
 
 
 def test_a_job_that_does_not_notice_that_its_device_is_lost_is_killed():
@@ -333,7 +333,7 @@ def test_a_lost_device_under_a_job_that_is_saving_leaves_it_its_grace():
     assert driver.lose(4) == []
     assert kinds(driver.ring("grace", "x")) == [Terminate]
     driver.exits("x", 143)
-    assert driver.job("x").losses == 0
+    assert driver.job("x").traits.losses == 0
     assert driver.job("x").gpus == (0, 1, 2, 3, 5)
 
 
