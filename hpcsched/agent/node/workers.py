@@ -87,9 +87,7 @@ class PartWatcher:
             if (catches := self.workers.catches(self._asks)) != self._catches:
                 self._catches = catches
                 yield protocol.Catches(self._part, catches)
-        if (saved_by := self.workers.saved_by) != self._saved_by and saved_by:
-            self._saved_by = saved_by
-            yield protocol.SavedBy(self._part, *saved_by)
+        yield from self._saved_outside()
         if not self._first:
             return
         if self._awaits and now >= self._ready_due:
@@ -111,6 +109,11 @@ class PartWatcher:
             return self._catches_due
         due = min(self._record_due, self._catches_due)
         return min(self._ready_due, due) if self._awaits else due
+
+    def _saved_outside(self) -> Iterator[protocol.NodeMessage]:
+        if (saved_by := self.workers.saved_by) != self._saved_by and saved_by:
+            self._saved_by = saved_by
+            yield protocol.SavedBy(self._part, *saved_by)
 
     def _answer(self) -> Iterator[protocol.NodeMessage]:
         for name, message in _ANSWERS.items() if self._awaits else ():
@@ -167,6 +170,7 @@ class PartWatcher:
                 self._failing = True
                 yield protocol.Failing(self._part)
             return
+        yield from self._saved_outside()  # the command may have ended since the last look
         yield from self.progress(time.monotonic())[0]
         oom: dict[str, Any] = {"oom": self.workers.oom, "over_limit": self.workers.over_limit}
         if not self._first:

@@ -136,3 +136,12 @@ def test_other_hosts_ranks_say_nothing_of_files(other_host: Host) -> None:
     assert host.told() == [] and host.watcher.due() == float("inf")
     host.ends(0, 75)
     assert host.ends(1, 75) == [protocol.Exited(5, 75)]
+
+
+def test_what_became_of_the_command_that_saved_them_is_told_before_their_end(host: Host) -> None:
+    assert host.told() == []
+    host.ranks.saved_by = (0, "")  # between two looks
+    host.ends(0, 137)
+    first, *_, last = host.ends(1, 137)
+    assert first == protocol.SavedBy(5, 0, "") and isinstance(last, protocol.Exited)
+    assert host.told() == []
