@@ -181,8 +181,3 @@ def shipped() -> dict[str, Path]:
 def environment_name(key: str) -> str:
     """The environment variable of a setting or an option."""
     return "HPCSCHED_" + key.upper().replace("-", "_")
-
-
-def run_dir(value: str | None) -> Path:
-    """The run directory: as given, else ./hpcsched-run."""
-    return Path(value or "hpcsched-run").absolute()

@@ -15,10 +15,13 @@ import click
 from hpcsched import config
 from hpcsched.errors import ConfigError, NoSuchRun, UnknownJob
 from hpcsched.printing import printable
+from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status, is_abandoned
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+DIR = "Run directory (the newest of ./hpcsched-run, ./hpcsched-run-2, ...)."
 
 
 class Number(click.FloatRange):
@@ -102,24 +105,29 @@ def hint_at_gpus_per_node(ctx: click.Context, nodes: int) -> None:
 
 def dir_option(command: F) -> F:
     """--dir, also after the command's name."""
-    return click.option("--dir", "dir_", metavar="D", help="Run directory (./hpcsched-run).")(command)
+    return click.option("--dir", "dir_", metavar="D", help=DIR)(command)
 
 
 def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
-def find_run(ctx: click.Context, dir_: str | None) -> RunDir:
-    """The run directory meant; raises NewerRun if a newer hpcsched has written there."""
-    rundir = RunDir(run_folder(ctx, dir_))
+def find_run(ctx: click.Context, dir_: str | None, *, begins: bool = False) -> RunDir:
+    """The run directory meant; `begins`: for a run that begins, which takes no finished one's place.
+
+    Raises NewerRun if a newer hpcsched has written there.
+    """
+    rundir = RunDir(run_folder(ctx, dir_, begins=begins))
     rundir.refuse_newer()
     return rundir
 
 
-def run_folder(ctx: click.Context, dir_: str | None) -> Path:
+def run_folder(ctx: click.Context, dir_: str | None, *, begins: bool = False) -> Path:
     """The folder of the run meant: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
     settings: config.Settings = ctx.obj
-    return config.run_dir(dir_ or settings.values.get("dir"))
+    if given := dir_ or settings.values.get("dir"):
+        return Path(given).absolute()
+    return run_folders.of_next_run(Path.cwd()) if begins else run_folders.newest(Path.cwd())
 
 
 @contextlib.contextmanager

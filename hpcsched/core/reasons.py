@@ -27,6 +27,7 @@ class Why(StrEnum):
     CORES_PRIORITY = "CoresPriority"
     NO_SPACE = "NoSpace"
     MODULES = "Modules"
+    NO_AGENT = "NoAgent"
     # why it has this many GPUs
     OPTIMAL = "Optimal"
     LEFT_OVER = "LeftOver"
@@ -128,6 +129,7 @@ _WORDS = {
     Why.PLAN: "waits for its turn in the plan: {free} GPUs free",
     Why.DEPENDENCY: "waits for {after} to complete",
     Why.BEGIN_TIME: "starts not before {at:.0f} s into the run",
+    Why.NO_AGENT: "waits for an agent",
     Why.HELD: "held by the user",
     Why.USER_SUSPENDED: "suspended by the user",
     Why.DRAINING: "the run saves and stops; what is left goes on in its next life",

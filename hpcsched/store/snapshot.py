@@ -9,7 +9,6 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 
 import msgspec
 
@@ -33,6 +32,7 @@ from hpcsched.store.status import (
     MeasuredGpu,
     RunStatus,
     StatusPage,
+    iso,
     read_page,
 )
 
@@ -86,10 +86,10 @@ class SnapshotWriter:
             state=state,
             stale=False,
             seq=self.seq,
-            written_at=_iso(time.time()) or "",
+            written_at=iso(time.time()) or "",
             policy=policy.name if policy else "",
             agent=self._agent,
-            allocation={**self._allocation, "deadline": _iso(self.deadline)},
+            allocation={**self._allocation, "deadline": iso(self.deadline)},
             clock_s=round(now, 3),
             speed=self._speed,
             lost_gpus={str(gpu): why for gpu, why in machine.ledger.lost.items()},
@@ -236,13 +236,6 @@ def name_successor(rundir: RunDir, job_id: str) -> None:
     page = read_page(rundir)
     page.run.allocation["next"] = job_id
     write_atomically(rundir.status, msgspec.json.encode(page), durable=True)
-
-
-def _iso(wall: float | None) -> str | None:
-    """A Unix time as ISO-8601 UTC."""
-    if wall is None:
-        return None
-    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def elapsed_s(job: Job, now: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,7 +36,8 @@ class LeftOver(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class RunStatus(msgspec.Struct, kw_only=True):
-    """The run. `state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED.
+    """The run. `state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED; PENDING, without an `agent`,
+    where none has begun and jobs wait for one.
 
     `allocation` has kind, id and deadline (ISO time, or None), and also `life`, the job's state in the batch
     system, where that had to be asked for.
@@ -48,7 +49,7 @@ class RunStatus(msgspec.Struct, kw_only=True):
     seq: int
     written_at: str
     policy: str
-    agent: AgentStatus
+    agent: AgentStatus | None
     allocation: dict[str, str | None]
     clock_s: float = 0.0
     """The run's clock when this was written; job times refer to it."""
@@ -235,6 +236,13 @@ def is_abandoned(rundir: RunDir) -> bool:
     except HpcschedError:
         return False
     return brief.run.stale and not all(job.state.final for job in brief.jobs)
+
+
+def iso(wall: float | None) -> str | None:
+    """A Unix time as ISO-8601 UTC."""
+    if wall is None:
+        return None
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def age_s(run: RunStatus) -> float:

@@ -14,6 +14,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.transitions.deadline import CANCELLED, FROM_BATCH
 from hpcsched.errors import BatchError, StoreError
+from hpcsched.store.run_folders import go_on
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import name_successor
 
@@ -115,7 +116,7 @@ def requeue_or_chain(
             say(ALREADY_REQUEUED)
             return WORK_LEFT
         if reason is EndReason.CANCELLED:
-            say("stopped with work left, and its batch job was cancelled; go on with `hpcsched run --resume`")
+            say(f"stopped with work left, and its batch job was cancelled; go on with `{go_on(rundir.root)}`")
             return WORK_LEFT
         over = time.monotonic() > deadline
         if reason is EndReason.UNKNOWN and batch.says_none and not over:
@@ -125,7 +126,7 @@ def requeue_or_chain(
                 return _once(batch, plan, rundir, say)
             except BatchError as error:
                 if over or not _PASSING.search(str(error)):
-                    say(f"{error}; go on by hand with `hpcsched run --resume`")
+                    say(f"{error}; go on by hand with `{go_on(rundir.root)}`")
                     return WORK_LEFT
                 say(f"{error}; trying again")
         time.sleep(RETRY_EVERY_S)

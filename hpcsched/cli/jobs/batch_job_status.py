@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 
+from hpcsched.store import run_folders
 from hpcsched.store.status import RunStatus
 
 ANSWER_WITHIN_S = 5.0
 """Longest wait of `status` for the batch system."""
-
-GO_ON = "go on with `hpcsched run --resume`"
 
 
 def needs_asking(run: RunStatus) -> bool:
@@ -42,14 +42,15 @@ def ask(run: RunStatus) -> None:
 
 def sentence(run: RunStatus, age: str) -> str | None:
     """One line on a stale or stopped run and how it goes on; `age` is the snapshot's. None: all is well."""
-    if not run.stale and run.state != "STOPPED":
+    if run.agent is None or (not run.stale and run.state != "STOPPED"):
         return None
     job = _job(run)
+    go_on = f"go on with `{run_folders.go_on(Path(run.dir))}`"
     agent = f"the agent on {run.agent.host} (pid {run.agent.pid})"
     if job is None:
         if run.stale:
-            return f"{agent} is gone; last seen {age} ago. {GO_ON[0].upper()}{GO_ON[1:]}"
-        return f"stopped with work left; {GO_ON}"
+            return f"{agent} is gone; last seen {age} ago. {go_on[0].upper()}{go_on[1:]}"
+        return f"stopped with work left; {go_on}"
     kind, name, cluster = job[0], f"job {job[1]}", run.allocation.get("cluster")
     # On this host its process was looked for; of another, only the age of what it wrote is known.
     gone = run.agent.host == os.uname().nodename
@@ -67,13 +68,13 @@ def sentence(run: RunStatus, age: str) -> str | None:
         case "PENDING":
             return f"{start}{name} waits in the queue of {kind}: it goes on by itself"
         case "ENDED":
-            return f"{start}{name} has ended: {GO_ON}, or submit its batch script again"
+            return f"{start}{name} has ended: {go_on}, or submit its batch script again"
         case _ if cluster:
             # A controller that is silent may be this cluster's, or not be asked about another's jobs.
-            ask = f"if that is not the cluster here, ask there; if the job has ended, {GO_ON}"
+            ask = f"if that is not the cluster here, ask there; if the job has ended, {go_on}"
             return f"{start}{kind} does not answer here about {name} of cluster {cluster}: {ask}"
         case _:
-            return f"{start}{kind} does not answer about {name}; if it has ended, {GO_ON}"
+            return f"{start}{kind} does not answer about {name}; if it has ended, {go_on}"
 
 
 def _job(run: RunStatus) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from hpcsched import jobfile
 from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
 from hpcsched.cli.common import Number, dir_option, find_run, option, select
+from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.core.definitions import differing
@@ -23,6 +24,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec, JobState, PythonEnvironment
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
+from hpcsched.store.run_folders import go_on, named
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import Status, age_s, read_status
 
@@ -43,12 +45,13 @@ def _ask(rundir: RunDir, command: Command) -> Answer:
 
 def _living(rundir: RunDir) -> Status:
     """The status of a run whose agent lives; raises NoSuchRun otherwise."""
-    status = read_status(rundir)
+    status = without_agent.read_all(rundir)
     if status.run.state not in ("RUNNING", "DRAINING") or status.run.stale:
         from hpcsched.cli.jobs import batch_job_status
 
         batch_job_status.ask(status.run)
-        what = batch_job_status.sentence(status.run, clock(age_s(status.run))) or "it is FINISHED"
+        what = batch_job_status.sentence(status.run, clock(age_s(status.run)))
+        what = what or f"`{without_agent.taken_by(status)}` starts one"
         raise NoSuchRun(f"no agent runs in {rundir.root}: {what}")
     return status
 
@@ -66,6 +69,8 @@ def _on_jobs(name: str, help_: str) -> click.Command:
     @click.pass_context
     def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> int:
         rundir = find_run(ctx, dir_)
+        if name == "cancel" and not agent_works(rundir) and without_agent.anything_waits(rundir):
+            return without_agent.cancel(rundir, jobs)
         status = _living(rundir)
         chosen = select(status, jobs)
         return _tell(status, _ask(rundir, Command(command=name, targets=[job.id for job in chosen])))
@@ -122,7 +127,8 @@ def retry(
     code = _tell(status, command_outcome(machine, command, at=machine.run.now, cause="")[1])
     if code == 0:
         send(rundir, command)
-        click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run --resume` does it", err=True)
+        what = f"no agent in {rundir.root}; the next `{go_on(rundir.root)}` does it"
+        click.echo(f"hpcsched: {what}", err=True)
     return code
 
 
@@ -140,7 +146,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
         if status.run.state in ("STOPPED", "FINISHED"):
             break
         if status.run.stale:
-            raise NoSuchRun("the agent is gone before it had saved all; go on with `hpcsched run --resume`")
+            raise NoSuchRun(f"the agent is gone before it had saved all; go on with `{go_on(rundir.root)}`")
         time.sleep(0.2)
     return 0
 
@@ -188,7 +194,7 @@ def submit(
     Without a running agent they wait in the run directory for the next `hpcsched run`. Differences from jobs
     that the run has already are listed, and applied with --update. Exit code 2: one was not applied.
     """
-    rundir = find_run(ctx, dir_)
+    rundir = find_run(ctx, dir_, begins=not update)
     living, taken = _names(rundir)
     if len(words) == 1 and words[0].endswith(".toml"):
         path = Path(words[0])
@@ -258,7 +264,8 @@ def _leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
     if left:
         command.jobs = left
         send(rundir, command)
-        click.echo(f"hpcsched: no agent in {rundir.root}; the next `hpcsched run` takes them", err=True)
+        again = go_on(rundir.root) if rundir.begun else f"hpcsched run{named(rundir.root)}"
+        click.echo(f"hpcsched: no agent in {rundir.root}; the next `{again}` takes them", err=True)
     return Answer(ids=ids, outcomes=outcomes, kept=kept)
 
 
@@ -326,10 +333,12 @@ def wait(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, timeout: f
         status, mine = chosen()
         if all(job.state.final for job in mine):
             return int(any(job.state != "COMPLETED" for job in mine))
+        if what := without_agent.what_takes_them(status):
+            raise NoSuchRun(what)
         if status.run.state in ("STOPPED", "FINISHED"):
             raise NoSuchRun(f"the run has stopped with {sum(not j.state.final for j in mine)} of them left")
         if status.run.stale:
-            raise NoSuchRun("the run's agent is gone; go on with `hpcsched run --resume`")
+            raise NoSuchRun(f"the run's agent is gone; go on with `{go_on(rundir.root)}`")
         if deadline is not None and time.monotonic() > deadline:
             left = sum(not job.state.final for job in mine)
             raise HpcschedError(f"{left} jobs had not ended after {clock(timeout or 0)}")
@@ -338,7 +347,7 @@ def wait(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, timeout: f
 
 def _waiter(rundir: RunDir, keys: tuple[str, ...]) -> Callable[[], tuple[Status, list[Any]]]:
     def look() -> tuple[Status, list[Any]]:
-        status = read_status(rundir)
+        status = without_agent.read_all(rundir)
         return status, select(status, keys) if keys else list(status.jobs)
 
     return look

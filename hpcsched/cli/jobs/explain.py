@@ -18,6 +18,7 @@ from hpcsched.cli.jobs import (
     about_sharing,
 )
 from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.jobs.without_agent import explained
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.layout import said_seats
@@ -48,6 +49,8 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
         rundir.require()
+    if job is not None and explained(rundir, job, as_json=as_json):
+        return 0
     if not rundir.journal.exists():
         raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     machine = replay(rundir.journal, make_policy).machine

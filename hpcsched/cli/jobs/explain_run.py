@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
 from math import ceil
 from pathlib import Path
@@ -15,6 +14,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.printing import gpus as named
+from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunRecord
 
 MOST_NAMED = 5
@@ -140,7 +140,7 @@ def _for_how_long(machine: Machine, jobs: list[Job]) -> str:
 
 def commands(record: RunRecord, root: Path, smaller: Smaller) -> str:
     """The commands that save all and go on in a smaller allocation."""
-    where = "" if root == Path("hpcsched-run").absolute() else f" --dir {shlex.quote(str(root))}"
+    where = run_folders.named(root)
     kind = record.allocation.get("kind") or "none"
     if kind == "slurm":
         again = f"sbatch --nodes={smaller.nodes} --gres=gpu:{smaller.gpus} SCRIPT"

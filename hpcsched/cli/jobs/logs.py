@@ -9,8 +9,10 @@ from pathlib import Path
 import click
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, select
+from hpcsched.cli.jobs.without_agent import read_all
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun
+from hpcsched.store.run_folders import go_on
 from hpcsched.store.status import read_status
 
 
@@ -27,7 +29,7 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
     """
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
-        found = select(read_status(rundir), [job])[0]
+        found = select(read_all(rundir), [job])[0]
     if not found.output:
         if not follow:
             raise HpcschedError(f"job {found.id} ({found.name}) has written nothing: it is {found.state}")
@@ -45,7 +47,7 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
                 if select(status, [job])[0].state.final:
                     break
                 if status.run.stale or status.run.state in ("STOPPED", "FINISHED"):
-                    raise NoSuchRun("the run's agent is gone; go on with `hpcsched run --resume`")
+                    raise NoSuchRun(f"the run's agent is gone; go on with `{go_on(rundir.root)}`")
                 time.sleep(0.2)
     except BadInput as error:
         raise HpcschedError(f"cannot read {found.output}: {error}") from error

@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, option, select
-from hpcsched.cli.jobs import about_batches, about_cpu
+from hpcsched.cli.jobs import about_batches, about_cpu, without_agent
 from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
@@ -26,7 +26,6 @@ from hpcsched.store.status import (
     left_s,
     my_runs,
     read_page,
-    read_status,
 )
 
 
@@ -123,17 +122,17 @@ def status(
             raise click.UsageError("--all lists runs: it takes no jobs and no --states")
         _all_runs(header=not noheader, as_json=as_json)
         return 0
-    if as_json and not wanted:
+    if as_json and not wanted and not without_agent.anything_waits(rundir):
         with hint_at_runs(ctx, dir_):
             page = read_page(rundir)
         asked(page.run)
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
         return code_of(rundir)
     with hint_at_runs(ctx, dir_):
-        found = read_status(rundir)
+        found = without_agent.read_all(rundir)
     if as_json:
         asked(found.run)
-        found.jobs = select(found, wanted)
+        found.jobs = select(found, wanted) if wanted else found.jobs
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
         return code_of(rundir)
     chosen = select(found, wanted) if wanted else found.jobs
@@ -255,6 +254,8 @@ def note(found: Status) -> None:
         click.echo(f"hpcsched: {batch_job_status.sentence(run, clock(age_s(run)))}", err=True)
     elif is_old(run):
         click.echo(f"hpcsched: this is {clock(age_s(run))} old", err=True)
+    if waiting := without_agent.what_takes_them(found):
+        click.echo(f"hpcsched: {waiting}", err=True)
     left = left_s(run)
     if left is not None and left > 0 and run.state in ("RUNNING", "DRAINING") and not run.stale:
         job = f"{run.allocation.get('kind')} job {run.allocation.get('id')}"

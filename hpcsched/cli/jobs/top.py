@@ -19,10 +19,11 @@ from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_r
 from hpcsched.cli.jobs import about_cpu, batch_job_status
 from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.cli.jobs.status import asked, clock, shared_gpus, silent_gpus, steps, where
+from hpcsched.cli.jobs.without_agent import read_all, what_takes_them
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError
 from hpcsched.printing import spans
-from hpcsched.store.status import GpuStatus, JobStatus, Status, age_s, is_old, left_s, read_status
+from hpcsched.store.status import GpuStatus, JobStatus, Status, age_s, is_old, left_s
 
 PAGE_WIDTH = 100
 """Columns of a page where no terminal says otherwise."""
@@ -54,8 +55,8 @@ def top(ctx: click.Context, dir_: str | None, delay: float, count: int | None) -
     """
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
-        read_status(rundir)
-    watch = _Watch(lambda: read_status(rundir))
+        read_all(rundir)
+    watch = _Watch(lambda: read_all(rundir))
     with contextlib.suppress(KeyboardInterrupt):
         if sys.stdout.isatty():
             _in_place(watch, delay, count)
@@ -222,6 +223,8 @@ class Screen:
             second.append(f"{len(run.lost_gpus)} lost")
         second += [f"{counts[state]} {state.lower()}" for state in _ORDER_OF_COUNTS if counts[state]]
         lines = ["  ".join(first), ", ".join(second), self._short(run.dir)]
+        if waiting := what_takes_them(status):
+            lines += self._wrapped(f"! {waiting}")
         if saying := batch_job_status.sentence(run, clock(age_s(run))):
             lines += self._wrapped(f"! {saying}")
         lines += in_a_line(run, clock)

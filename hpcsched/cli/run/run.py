@@ -37,6 +37,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import PythonEnvironment
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
+from hpcsched.store import run_folders
 
 if TYPE_CHECKING:
     from hpcsched.agent.allocation.requeue import RequeuePlan
@@ -193,14 +194,13 @@ def conduct(
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    rundir = find_run(ctx, dir_)
     chain = chain or chain_script is not None
     if requeue and chain:
         raise click.UsageError("--requeue and --chain are two ways to come back: give one")
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
     system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)
-    # A batch system runs a job's script again from its beginning: what is there is gone on with.
-    resume = resume or requeue or chain or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    resume = goes_on(resume, requeue, chain)
+    rundir = find_run(ctx, dir_, begins=not resume)
     if jobs is None and source is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
         raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
     if source is None and (rundir.root / KEPT_SEARCH).exists():
@@ -215,7 +215,6 @@ def conduct(
     if file and jobs:
         policies.check_file(file, jobs)
     own = policies.of_run(rundir) if resume else None
-    again = _again(command, root or rundir.root)
     name, options = policies.for_run(ctx, policy, policy_option, file, own)
     others = policies.names_in(",".join(compare), where="--compare") if compare else []
     if gantt:
@@ -268,6 +267,7 @@ def conduct(
         for shown in displays:
             shown.close()
     code = life.exit_code
+    again = f"hpcsched {command} --resume{run_folders.named(root or rundir.root)}"
     if check is not None:
         check(life.machine)
     if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
@@ -323,10 +323,10 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, a
     return WORK_LEFT
 
 
-def _again(command: str, root: Path) -> str:
-    """The command line that continues the run in a directory."""
-    usual = root == Path("hpcsched-run").absolute()
-    return f"hpcsched {command} --resume" + ("" if usual else f" --dir {root}")
+def goes_on(*asked: object) -> bool:
+    """Whether a run goes on with what is there: because it was asked to, by one of these options, or as a
+    batch system runs a job's script again from its beginning."""
+    return any(asked) or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:

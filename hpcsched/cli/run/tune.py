@@ -18,7 +18,7 @@ from hpcsched.cli.common import Renamed, check_chart, find_run
 from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.live import stamp
-from hpcsched.cli.run.run import KEPT_SEARCH, conduct, run
+from hpcsched.cli.run.run import KEPT_SEARCH, conduct, goes_on, run
 from hpcsched.contract import files
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.actions import Action
@@ -97,12 +97,14 @@ def tune(
     check_packing(asked, packing, where="--packing")
     check_packing(asked, compare, where="--compare")
     compare = compare or asked.against
-    root = find_run(ctx, options["dir_"]).root
+    resume = goes_on(*(options[key] for key in ("resume", "requeue", "chain", "chain_script")))
+    root = find_run(ctx, options["dir_"], begins=not resume).root
+    options["dir_"] = str(root)
     once_more = {**options, "dir_": f"{root}-{compare}"}
     if compare == asked.packing:
         accepted = f"another packing than {asked.packing}, which it is to be compared with"
         raise ConfigError(where="--compare", got=compare, accepted=accepted)
-    if compare and not options["resume"] and RunDir(Path(once_more["dir_"])).journal.exists():
+    if compare and not resume and RunDir(Path(once_more["dir_"])).journal.exists():
         got, accepted = f"{once_more['dir_']} holds a run already", "--resume, or another --dir"
         raise ConfigError(where="--compare", got=got, accepted=accepted)
     words = [f"--packing {packing}"] * bool(packing) + [f"--compare {compare}"] * (compare != asked.against)

@@ -29,6 +29,7 @@ from hpcsched.core.mechanisms.cpu.cores import WHOLE
 from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError
 from hpcsched.store.files import write_atomically
+from hpcsched.store.run_folders import USUAL
 
 _TIME = 'minutes, or a time such as "90m", "2h", "2:00:00", "1-12:00:00"'
 _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "checkpoints", "interface")
@@ -304,7 +305,7 @@ def _check_again(again: str, system: str, sets: Sequence[Path], output: Path | N
 
 def _dirs(given: _Given, sets: Sequence[Path]) -> list[Path]:
     """A run directory for each set: --dir itself, or of several sets one below it for each."""
-    base = config.run_dir(given.params["dir_"] or given.settings.values.get("dir"))
+    base = Path(given.params["dir_"] or given.settings.values.get("dir") or USUAL).absolute()
     _printable("dir", str(base))
     if len(sets) == 1:
         return [base]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched.core.model import JobSpec, Kind, Restart
 from hpcsched.dialects import progress_of, recognise, step_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
@@ -131,13 +132,17 @@ def run(folder: Path, *words: str, sig: int = 0, at: int = 0, **env: str) -> End
     return Ended(program.returncode, caught, steps, text.strip().rpartition("\n")[2])
 
 
+def _job(spoken: Restart) -> JobSpec:
+    return JobSpec(name="a", kind=Kind.COMMAND, model="a", command=("x",), restart=spoken)
+
+
 def test_transformers_saves_three_seconds_after_sigterm_and_ends_with_0(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     pytest.importorskip("accelerate", reason="accelerate, which its Trainer needs, is not installed")
     (tmp_path / "train.py").write_text(TRANSFORMERS)
     spoken = recognise(["python", "train.py"], tmp_path, {})
     assert spoken is not None and (spoken.speaks, spoken.signal) == ("transformers", "SIGTERM")
-    steps = progress_of(spoken, tmp_path, tmp_path / "output", since=time.time())
+    steps = progress_of(_job(spoken), tmp_path, tmp_path / "output", since=time.time())
     cut = run(tmp_path, "train.py", "--steps", "1000", sig=signal.SIGTERM, at=7)
     assert (cut.code, cut.caught) == (0, True)
     (saved,) = (tmp_path / "out").glob("checkpoint-*")
@@ -173,7 +178,7 @@ def test_lightning_outside_slurm(
     spoken = recognise(["python", "train.py", *options], tmp_path, {})
     assert spoken is not None and spoken.speaks == "lightning"
     assert spoken.signal == ("SIGTERM" if options else "")
-    steps = progress_of(spoken, tmp_path, tmp_path / "output", since=time.time())
+    steps = progress_of(_job(spoken), tmp_path, tmp_path / "output", since=time.time())
     cut = run(tmp_path, "train.py", "--steps", "1000", *options, sig=sig, at=27)
     assert (cut.code, cut.caught) == (code, caught)
     last = step_of(tmp_path / "out/last.ckpt")

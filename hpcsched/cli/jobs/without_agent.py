@@ -1,0 +1,180 @@
+"""Jobs that were submitted where no agent runs: they wait in the run directory, and can be taken back."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from hpcsched.accounts import user_name
+from hpcsched.agent.inbox import Inbox
+from hpcsched.cli.common import say, select
+from hpcsched.core.model import JobSpec, JobState
+from hpcsched.core.reasons import Reason, Why
+from hpcsched.errors import NoSuchRun
+from hpcsched.store import run_folders
+from hpcsched.store.files import write_atomically
+from hpcsched.store.rundir import RunDir, RunLock
+from hpcsched.store.status import JobStatus, RunStatus, Status, iso, read_status
+
+PENDING = "PENDING"
+"""The state of a run directory in which no run has begun, and for which jobs wait."""
+
+
+def read_all(rundir: RunDir, read: Callable[[RunDir], Status] = read_status) -> Status:
+    """The newest snapshot, and after its jobs those that wait for an agent. Raises as `read_status`."""
+    try:
+        status = read(rundir)
+    except NoSuchRun:
+        waiting = _waiting(rundir, ())
+        if not waiting:
+            raise
+        status = Status(run=_not_begun(rundir), gpus=[], jobs=[])
+    else:
+        if status.run.state in ("RUNNING", "DRAINING") and not status.run.stale:
+            return status
+        waiting = _waiting(rundir, status.jobs)
+    first, user = max((job.id for job in status.jobs), default=0) + 1, user_name()
+    status.jobs += [_pending(job_id, spec, user) for job_id, spec in enumerate(waiting, first)]
+    return status
+
+
+def anything_waits(rundir: RunDir) -> bool:
+    """Whether there is anything in the inbox: cheap."""
+    return bool(Inbox.waiting(rundir))
+
+
+def what_takes_them(status: Status) -> str | None:
+    """A line about jobs that wait for an agent; None if there are none."""
+    waiting = sum(waits(job) for job in status.jobs)
+    if not waiting:
+        return None
+    what = "the job that waits" if waiting == 1 else f"the {waiting} jobs that wait"
+    return f"no agent runs: `{taken_by(status)}` takes {what}"
+
+
+def taken_by(status: Status) -> str:
+    """The command that takes what waits."""
+    root = Path(status.run.dir)
+    begins = status.run.state == PENDING
+    return f"hpcsched run{run_folders.named(root)}" if begins else run_folders.go_on(root)
+
+
+def waits(job: JobStatus) -> bool:
+    """Whether a job waits for an agent."""
+    return job.reason == Why.NO_AGENT
+
+
+def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
+    """Explain the job of this id or name, if it is one that waits for an agent; else False."""
+    if not anything_waits(rundir):
+        return False
+    status = read_all(rundir)
+    job = next((job for job in status.jobs if waits(job) and key in (str(job.id), job.name)), None)
+    if job is None:
+        return False
+    why = Reason(Why.NO_AGENT)
+    following = [f"`{taken_by(status)}` takes it", f"`hpcsched cancel {job.name}` takes it back"]
+    if as_json:
+        page = {
+            "schema": 1,
+            "id": job.id,
+            "name": job.name,
+            "state": job.state,
+            "reason": {"code": str(why.why), "text": str(why)},
+            "next": following,
+            "story": [],
+        }
+        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        return True
+    say(f"job {job.id} ({job.name}) is {job.state}")
+    say(f"  because: {why}")
+    for text in following:
+        say(f"  next: {text}")
+    return True
+
+
+def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
+    """Take jobs back that wait for an agent; the exit code: 1 if none was one.
+
+    With them go those that wait for them to complete. Raises RunDirError where an agent has come meanwhile.
+    """
+    chosen = select(read_all(rundir), keys)
+    lock = RunLock(rundir)
+    try:
+        gone = _take_back(rundir, {job.name for job in chosen if waits(job)})
+    finally:
+        lock.release()
+    for job in chosen:
+        what = "cancelled" if job.name in gone else f"is {job.state}, and no agent runs that could end it"
+        click.echo(f"job {job.id} ({job.name}): {what}", err=True)
+    for name in gone - {job.name for job in chosen}:
+        click.echo(f"job {name}: cancelled: it waited for one of these", err=True)
+    return int(not gone)
+
+
+def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
+    gone = set(names)
+    commands = [(name, command) for name, command in Inbox.peek(rundir) if command.command == "submit"]
+    specs = [spec for _, command in commands for spec in command.jobs]
+    while more := {spec.name for spec in specs if spec.name not in gone and gone.intersection(spec.after)}:
+        gone |= more
+    for name, command in commands:
+        left = [spec for spec in command.jobs if spec.name not in gone]
+        path = rundir.inbox / "new" / name
+        if not left:
+            path.unlink(missing_ok=True)
+        elif len(left) < len(command.jobs):
+            command.jobs = left
+            write_atomically(path, msgspec.json.encode(command), durable=True)
+    return gone
+
+
+def _waiting(rundir: RunDir, known: Sequence[JobStatus]) -> list[JobSpec]:
+    """The new jobs of the submits that wait, in the order in which an agent takes them."""
+    if not anything_waits(rundir):
+        return []
+    names = {job.name for job in known}
+    found: dict[str, JobSpec] = {}
+    for _, command in Inbox.peek(rundir):
+        if command.command == "submit":
+            found.update((spec.name, spec) for spec in command.jobs if spec.name not in names)
+    return list(found.values())
+
+
+def _pending(job_id: int, spec: JobSpec, user: str) -> JobStatus:
+    return JobStatus(
+        id=job_id,
+        name=spec.name,
+        state=JobState.PENDING,
+        reason=str(Why.NO_AGENT),
+        role=None,
+        gpus=[],
+        hosts=[],
+        step=None,
+        steps=spec.steps,
+        elapsed_s=0.0,
+        eta_s=None,
+        attempt=0,
+        suspensions=0,
+        exit=None,
+        model=spec.model,
+        user=user,
+    )
+
+
+def _not_begun(rundir: RunDir) -> RunStatus:
+    return RunStatus(
+        dir=str(rundir.root),
+        state=PENDING,
+        stale=False,
+        seq=0,
+        written_at=iso(time.time()) or "",
+        policy="",
+        agent=None,
+        allocation={"kind": "none", "id": None},
+    )

@@ -1,0 +1,82 @@
+"""Run folders of a working directory: ./hpcsched-run, then ./hpcsched-run-2 and so on, one a run (ADR 49).
+
+Only where no run directory is named: one that is named is taken as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+from hpcsched.store.rundir import RunDir, agent_alive, last_status
+
+USUAL = "hpcsched-run"
+"""The first run's folder."""
+
+_NAME = re.compile(rf"{USUAL}(?:-(?P<number>[1-9][0-9]{{0,5}}))?")
+
+
+def newest(here: Path) -> Path:
+    """The folder of the run that is meant where none is named: the one that lives, else the newest.
+
+    One in which nothing has begun, and for which nothing waits, is none. ./hpcsched-run if there is none.
+    """
+    found = [folder for _, folder in sorted(_folders(here).items())]
+    if len(found) < 2:
+        return found[0] if found else here / USUAL
+    rundirs = [RunDir(folder) for folder in reversed(found)]
+    living = (rundir.root for rundir in rundirs if agent_alive(rundir, rundir.read_record()))
+    used = (rundir.root for rundir in rundirs if _used(rundir))
+    return next(living, None) or next(used, here / USUAL)
+
+
+def of_next_run(here: Path) -> Path:
+    """The folder for a run that begins: the newest one, or the next number if the run there has finished."""
+    folder = newest(here)
+    rundir = RunDir(folder)
+    word = last_status(rundir)
+    if not rundir.begun or word is None or word.state != "FINISHED":
+        return folder
+    number = _number(folder.name) or 1
+    while _used(RunDir(folder)):
+        number += 1
+        folder = here / f"{USUAL}-{number}"
+    return folder
+
+
+def named(root: Path, here: Path | None = None) -> str:
+    """What has to be added to a command so that it means this run: nothing, or `--dir`, after a blank."""
+    meant = newest(here or Path.cwd()) == root
+    return "" if meant else f" --dir {shlex.quote(str(root))}"
+
+
+def go_on(root: Path) -> str:
+    """The command that goes on with a run."""
+    return f"hpcsched run --resume{named(root)}"
+
+
+def _folders(here: Path) -> dict[int, Path]:
+    try:
+        with os.scandir(here) as entries:
+            numbers = [(_number(entry.name), entry.name) for entry in entries if entry.name.startswith(USUAL)]
+    except OSError:
+        return {}
+    found = {number: here / name for number, name in numbers if number is not None}
+    return {number: folder for number, folder in found.items() if folder.is_dir()}
+
+
+def _number(name: str) -> int | None:
+    """The number of a run folder; None for another name, such as `hpcsched-run-1`, which is never given."""
+    found = _NAME.fullmatch(name)
+    number = int(found["number"] or 1) if found else None
+    return None if found and found["number"] == "1" else number
+
+
+def _used(rundir: RunDir) -> bool:
+    """Whether a run has begun there, or something waits for one."""
+    try:
+        return rundir.begun or any((rundir.inbox / "new").iterdir())
+    except OSError:
+        return False

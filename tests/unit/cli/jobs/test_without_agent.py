@@ -1,0 +1,107 @@
+"""Jobs submitted where no agent runs are seen, explained, and taken back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rundirs import a_home, a_run
+
+from hpcsched.agent.inbox import Inbox
+from hpcsched.cli.main import cli
+from hpcsched.core.model import JobState
+from hpcsched.errors import NoSuchRun
+from hpcsched.store.rundir import RunDir
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return a_home(tmp_path, monkeypatch)
+
+
+def hpcsched(*words: str) -> Result:
+    return CliRunner().invoke(cli, words, standalone_mode=False)
+
+
+def submit(name: str, *options: str) -> None:
+    done = hpcsched("submit", "--name", name, *options, "--", "true")
+    assert done.exit_code == 0, done.stderr
+
+
+def names(folder: Path) -> list[str]:
+    return [job.name for _, command in Inbox.peek(RunDir(folder)) for job in command.jobs]
+
+
+def test_they_are_seen_with_their_reason_and_what_takes_them(home: Path) -> None:
+    submit("a")
+    submit("b", "--steps", "50")
+    shown = hpcsched("status")
+    assert shown.exit_code == 0
+    assert shown.stdout.count("PD") == 2 and shown.stdout.count("(NoAgent)") == 2 and "-/50" in shown.stdout
+    assert "no agent runs: `hpcsched run` takes the 2 jobs that wait" in shown.stderr
+    page = json.loads(hpcsched("status", "--json").stdout)
+    assert (page["run"]["state"], page["run"]["agent"]) == ("PENDING", None)
+    assert [(job["id"], job["name"], job["state"]) for job in page["jobs"]] == [
+        (1, "a", "PENDING"),
+        (2, "b", "PENDING"),
+    ]
+
+
+def test_explain_says_what_they_wait_for(home: Path) -> None:
+    submit("a")
+    told = hpcsched("explain", "a")
+    assert "because: waits for an agent" in told.stdout and "next: `hpcsched run` takes it" in told.stdout
+    assert json.loads(hpcsched("explain", "1", "--json").stdout)["reason"]["code"] == "NoAgent"
+
+
+def test_they_can_be_cancelled_and_with_them_what_waits_for_them(home: Path) -> None:
+    for name, after in (("a", ()), ("b", ("--after", "a")), ("c", ("--after", "b")), ("d", ())):
+        submit(name, *after)
+    done = hpcsched("cancel", "b")
+    assert done.return_value == 0 and "job 2 (b): cancelled" in done.stderr
+    assert "job c: cancelled: it waited for one of these" in done.stderr
+    assert names(home / "hpcsched-run") == ["a", "d"]
+    assert hpcsched("cancel", "1-9").exit_code == 0 and names(home / "hpcsched-run") == []
+
+
+def test_one_of_a_file_of_several_is_taken_back_alone(home: Path) -> None:
+    (home / "jobs.toml").write_text(
+        'schema = 1\n[[job]]\nname = "a"\ncommand = ["true"]\n[[job]]\nname = "b"\ncommand = ["true"]\n'
+    )
+    assert hpcsched("submit", "jobs.toml").exit_code == 0
+    assert hpcsched("cancel", "a").exit_code == 0 and names(home / "hpcsched-run") == ["b"]
+
+
+def test_what_is_no_waiting_job_is_not_cancelled_without_an_agent(home: Path) -> None:
+    folder = a_run(home / "mine", state="STOPPED", age_s=1e5, kind="none", jobs=(JobState.SUSPENDED,))
+    assert hpcsched("submit", "--dir", str(folder), "--name", "new", "--", "true").exit_code == 0
+    shown = hpcsched("status", "--dir", str(folder))
+    assert "job-1" in shown.stdout and "(NoAgent)" in shown.stdout
+    done = hpcsched("cancel", "--dir", str(folder), "job-1")
+    assert done.return_value == 1 and "is SUSPENDED, and no agent runs that could end it" in done.stderr
+    assert names(folder) == ["new"]
+
+
+def test_waiting_for_them_would_be_for_ever(home: Path) -> None:
+    submit("a")
+    done = hpcsched("wait")
+    assert isinstance(done.exception, NoSuchRun) and "`hpcsched run` takes the job that waits" in str(
+        done.exception
+    )
+
+
+def test_other_commands_say_that_no_agent_runs(home: Path) -> None:
+    submit("a")
+    for command in ("hold", "suspend", "release"):
+        done = hpcsched(command, "a")
+        assert isinstance(done.exception, NoSuchRun) and "no agent runs" in str(done.exception)
+
+
+def test_a_submit_after_a_finished_run_waits_for_the_next_one(home: Path) -> None:
+    folder = a_run(home / "hpcsched-run", state="FINISHED", age_s=1e5, jobs=(JobState.COMPLETED,))
+    (folder / "journal.jsonl").write_text("{}\n")
+    submit("a")
+    assert names(home / "hpcsched-run-2") == ["a"] and names(folder) == []
+    assert "(NoAgent)" in hpcsched("status").stdout
