@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcsched.agent.address import own_address
-from hpcsched.agent.allocation.ending import ends
+from hpcsched.agent.allocation.ending import ends, forced_s
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU, gpu_cores, host_cores
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core.model import Device, HostCores
@@ -29,6 +29,9 @@ MAX_CLOCK_SKEW_S = 2.0
 
 JOIN_WITHIN_S = 90.0
 """Time that node agents may take to join (chosen): a cold Python on a busy shared filesystem is slow."""
+
+UNKNOWN_GRACE_S = 3600.0
+"""The time of grace to serve through when the batch system does not say how long it is (chosen)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,3 +189,12 @@ def describe_allocation(allocation: Allocation, hosts: Hosts) -> str:
     devices = f"{len(hosts.inventory)} x {hosts.kind}"
     job = f"{allocation.kind} job {allocation.id}{again}"
     return f"{job} on {shown} with {devices}; it {ends(allocation.deadline)}"
+
+
+def node_agent_times(batch: BatchSystem, allocation: Allocation) -> dict[str, float]:
+    """The times that node agents serve on after a SIGTERM, which may only begin a time of grace."""
+    notice_s = 0.0
+    if allocation.preemption:
+        grace_s = allocation.preemption.grace_s
+        notice_s = UNKNOWN_GRACE_S if grace_s is None else grace_s
+    return {"serve_on_s": max(SERVE_ON_S, forced_s(batch.kill_wait())), "notice_s": notice_s}

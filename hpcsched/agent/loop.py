@@ -15,6 +15,7 @@ from hpcsched.agent.command_outcomes import command_outcome
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
+from hpcsched.agent.staying import why_stuck
 from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
@@ -44,9 +45,6 @@ WORKER_SIGNAL_S = 2.0
 
 DURABLE_WITHIN_S = 1800.0
 """Time that states may take from memory to disk when nothing is left to run (chosen)."""
-
-STUCK_LINES = 10
-"""Jobs of which it is said why they can never start (chosen)."""
 
 STOP_NOTICED_S = 5.0
 """A wait that is longer than asked for by this much means that all processes were stopped (chosen)."""
@@ -105,6 +103,7 @@ class Agent:
             except BaseException:
                 self._r.effects.abandon(0.0 if self.killed else self._grace_s(), self._pump)
                 raise
+            self._r.snapshot.idle = None
             self._write_snapshot(outcome, durable=True)
             return outcome
 
@@ -115,24 +114,30 @@ class Agent:
                 raise HpcschedError(f"these jobs cannot be taken in: {void.error}")
 
     def _over(self) -> bool:
-        machine = self._machine
-        if machine.stuck:
-            late = bool(machine.waiting.late)
-            what = "in the time that is left" if late else "on the GPUs, cores and memory that are left"
-            self._tell(f"no job that is left can run {what}: stopping")
-            lines = [] if late else self._r.admission.cannot_start()
-            more = [f"and {len(lines) - STUCK_LINES} more jobs"] if len(lines) > STUCK_LINES else []
-            for line in (*lines[:STUCK_LINES], *more):
-                self._tell(line)
+        machine, staying = self._machine, self._r.staying
+        stuck = machine.stuck
+        if not stuck and not machine.run.finished:
+            staying.busy()
+        if stuck and not self._stays_stuck():
             self._process([ev.DrainRequested(at=self._clock.now(), cause="stuck")])
         if self._clock.now() > machine.deadline.leave_by and machine.run.active:
             names = ", ".join(f"{job.id} ({job.spec.name})" for job in machine.run.active.values())
             self._tell(f"leaving without jobs {names}: their processes do not even end when killed")
             return True
-        if machine.stopped or (machine.run.finished and not self._inbox_events(time.monotonic())):
+        none_left = machine.run.finished and not self._inbox_events(time.monotonic())
+        if machine.stopped or (none_left and not staying.stays()):
             return not self._r.ending.awaits_why and self._all_kept()
         self._kept_by = None
         return False
+
+    def _stays_stuck(self) -> bool:
+        """Whether the agent stays although no job that is left can run; says so when it finds out."""
+        staying = self._r.staying
+        was_idle, stays = staying.idle, staying.stays()
+        if not was_idle:
+            for line in why_stuck(self._machine, self._r.admission, "staying" if stays else "stopping"):
+                self._tell(line)
+        return stays
 
     def _all_kept(self) -> bool:
         """Whether nothing is on its way from memory to disk any more, or has been for too long."""

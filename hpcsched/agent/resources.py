@@ -15,6 +15,7 @@ from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_watch import GpuWatch
 from hpcsched.agent.inbox import Inbox
+from hpcsched.agent.staying import Staying
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
@@ -77,6 +78,7 @@ class Resources:
     observer: Observer
     admission: Admission
     ending: AllocationEnd
+    staying: Staying
     ends_by: frozenset[signal.Signals] = frozenset({signal.SIGTERM})
     signals_all: frozenset[signal.Signals] = frozenset()
     hosts: NodeAgents | None = None

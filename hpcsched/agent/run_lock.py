@@ -6,12 +6,17 @@ import socket
 import time
 
 from hpcsched.errors import ConfigError
-from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock
+from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock, agent_works, occupied
 
 
 def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
-    """Raise ConfigError for a directory with a run, unless `resume`; NewerRun for one of a newer version."""
+    """Raise ConfigError for a directory with a run, unless `resume`; RunDirError where its agent lives.
+
+    Raises NewerRun for one of a newer version.
+    """
     rundir.refuse_newer()
+    if rundir.begun and not resume and agent_works(rundir):
+        raise RunDirError(occupied(rundir))
     if rundir.begun and not resume:
         raise ConfigError(
             where=str(rundir.root),

@@ -17,7 +17,7 @@ from typing import Any
 import hpcsched
 from hpcsched.accounts import user_name
 from hpcsched.agent.admission import Admission, JobEdits
-from hpcsched.agent.allocation.ending import AllocationEnd, forced_s, on_run_clock
+from hpcsched.agent.allocation.ending import AllocationEnd, on_run_clock
 from hpcsched.agent.allocation.release import HostReleases, release_after_s
 from hpcsched.agent.allocation.requeue import RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
@@ -27,7 +27,7 @@ from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, prohibited
-from hpcsched.agent.hosts import Hosts, describe_allocation, node_agents, this_host
+from hpcsched.agent.hosts import Hosts, describe_allocation, node_agent_times, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
 from hpcsched.agent.life import LifeResult, attempts_made
@@ -44,6 +44,7 @@ from hpcsched.agent.recovery import (
 )
 from hpcsched.agent.resources import FindJobs, Observer, Resources
 from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
+from hpcsched.agent.staying import Staying
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
@@ -54,15 +55,11 @@ from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.shared_use import SharedUse
 from hpcsched.dialects import what_was_recognised
-from hpcsched.launch.remote.keys import SERVE_ON_S
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
-
-UNKNOWN_GRACE_S = 3600.0
-"""The time of grace to serve through when the batch system does not say how long it is (chosen)."""
 
 FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
 """Gives the profiles of these models for this device type."""
@@ -85,6 +82,7 @@ class RunRequest:
     `standbys` the most warm processes that wait on a host, None for none at all (see `LocalLauncher`).
     `cpus_per_gpu` cores are kept for the jobs of each GPU: the others are for jobs that need none.
     `release_idle_s`: seconds after which a host that nothing can use any more is given back; None: none is.
+    `stay_s`: seconds that the agent stays with nothing to do, inf: until it is drained; None: it leaves.
     `environment`: of jobs that name none. `source` gives more jobs as the run goes on. `update`: what `jobs`,
     read in `workdir`, say of jobs that the run has already is taken; else it keeps its own.
     """
@@ -106,6 +104,7 @@ class RunRequest:
     standbys: int | None = None
     cpus_per_gpu: int = CPUS_PER_GPU
     release_idle_s: float | None = None
+    stay_s: float | None = None
     environment: PythonEnvironment | None = None
     source: FindJobs | None = None
 
@@ -295,6 +294,7 @@ def run(
             observer=observer,
             admission=admission,
             ending=ending,
+            staying=Staying(request.stay_s, snapshot, tell=say),
             ends_by=allocation.ends_by,
             signals_all=allocation.signals_all,
             hosts=hosts.remote,
@@ -344,15 +344,6 @@ def run(
             requeued_when_preempted=allocation.preemption is not None and allocation.preemption.requeues,
             killed=agent.killed,
         )
-
-
-def node_agent_times(batch: BatchSystem, allocation: Allocation) -> dict[str, float]:
-    """The times that node agents serve on after a SIGTERM, which may only begin a time of grace."""
-    notice_s = 0.0
-    if allocation.preemption:
-        grace_s = allocation.preemption.grace_s
-        notice_s = UNKNOWN_GRACE_S if grace_s is None else grace_s
-    return {"serve_on_s": max(SERVE_ON_S, forced_s(batch.kill_wait())), "notice_s": notice_s}
 
 
 def _here(request: RunRequest, allocation: Allocation) -> Hosts:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from hpcsched import config
+from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError, NoSuchRun, UnknownJob
 from hpcsched.printing import printable
 from hpcsched.store import run_folders
@@ -32,6 +33,14 @@ class Number(click.FloatRange):
         if number != number:
             self.fail(f"{value!r} is not a number.", param, ctx)
         return number
+
+
+def seconds(text: str) -> float:
+    """The type of an option that is a time, such as 90s, 10m, 2h or 1:30:00."""
+    try:
+        return parse_duration(text)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(f"{text!r} is not a time such as 90s, 10m, 2h or 1:30:00") from None
 
 
 class Renamed(click.Option):
@@ -128,6 +137,15 @@ def run_folder(ctx: click.Context, dir_: str | None, *, begins: bool = False) ->
     if given := dir_ or settings.values.get("dir"):
         return Path(given).absolute()
     return run_folders.of_next_run(Path.cwd()) if begins else run_folders.newest(Path.cwd())
+
+
+def goes_on(options: Mapping[str, Any]) -> bool:
+    """Whether a run with these options goes on with what is there.
+
+    One of them asks for it, or a batch system runs a job's script again from its beginning.
+    """
+    asked = any(options[key] for key in ("resume", "requeue", "chain", "chain_script"))
+    return asked or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 @contextlib.contextmanager

@@ -205,11 +205,11 @@ class RunLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._descriptor)
-            raise RunDirError(_occupied(rundir)) from error
+            raise RunDirError(occupied(rundir)) from error
         # Locks do not always reach across hosts of a shared filesystem: look for signs of life too.
         if signs_of_life and _works_elsewhere(rundir):
             self.release()
-            raise RunDirError(_occupied(rundir))
+            raise RunDirError(occupied(rundir))
 
     def release(self) -> None:
         """Release the lock."""
@@ -235,10 +235,12 @@ def snapshot_age_s(rundir: RunDir) -> float:
         return float("inf")
 
 
-def _occupied(rundir: RunDir) -> str:
+def occupied(rundir: RunDir) -> str:
+    """Who has a run directory, and what can be done instead."""
     record = rundir.read_record()
     who = f" (host {record.host}, pid {record.pid})" if record else ""
-    return f"another agent{who} runs in {rundir.root}; choose another --dir, or `hpcsched drain` that one"
+    what = "give it more jobs with `hpcsched submit`, end it with `hpcsched drain`, or choose another --dir"
+    return f"another agent{who} runs in {rundir.root}: {what}"
 
 
 def agent_alive(rundir: RunDir, record: RunRecord | None) -> bool:

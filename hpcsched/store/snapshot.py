@@ -27,6 +27,7 @@ from hpcsched.store.status import (
     AgentStatus,
     CoresStatus,
     GpuStatus,
+    Idle,
     JobStatus,
     LeftOver,
     MeasuredGpu,
@@ -63,6 +64,8 @@ class SnapshotWriter:
         self._spare = SpareFile(rundir.status)
         before = last_status(rundir)
         self.seq = before.seq if before else 0
+        self.idle: Idle | None = None
+        """Set while the agent stays with nothing to do."""
         self.samples: Mapping[int, MeasuredGpu] = {}
         """What samples say, by GPU."""
         self.progress: Mapping[int, Progress] = {}
@@ -98,6 +101,7 @@ class SnapshotWriter:
                 for idle in machine.leftover.idle()
             ],
             given_back={back.host: round(back.at, 3) for back in machine.leftover.gone},
+            idle=self.idle,
         )
         page = StatusPage(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
         data = self._encoder.encode(page)

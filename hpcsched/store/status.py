@@ -35,6 +35,16 @@ class LeftOver(msgspec.Struct, kw_only=True, frozen=True):
     since_s: float
 
 
+class Idle(msgspec.Struct, kw_only=True, frozen=True):
+    """An agent that stays with nothing to do: since when, and until when if nothing comes (ISO times).
+
+    `until` None: until it is drained, or its allocation ends.
+    """
+
+    since: str
+    until: str | None
+
+
 class RunStatus(msgspec.Struct, kw_only=True):
     """The run. `state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED; PENDING, without an `agent`,
     where none has begun and jobs wait for one.
@@ -58,6 +68,7 @@ class RunStatus(msgspec.Struct, kw_only=True):
     left_over: list[LeftOver] = []
     given_back: dict[str, float] = {}
     """By host that the batch system has back: since when, by the run's clock."""
+    idle: Idle | None = None
 
 
 class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -257,11 +268,15 @@ def is_old(run: RunStatus) -> bool:
 
 def left_s(run: RunStatus) -> float | None:
     """Seconds until the end of the allocation; None if it has none, or it is not known."""
-    deadline = run.allocation.get("deadline")
-    if deadline is None:
+    return seconds_until(run.allocation.get("deadline"))
+
+
+def seconds_until(when: str | None) -> float | None:
+    """Seconds until an ISO time, below 0 if it has been; None if it is none."""
+    if when is None:
         return None
     try:
-        return datetime.fromisoformat(deadline).timestamp() - time.time()
+        return datetime.fromisoformat(when).timestamp() - time.time()
     except (ValueError, OverflowError):
         return None
 

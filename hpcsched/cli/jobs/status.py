@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, option, select
-from hpcsched.cli.jobs import about_batches, about_cpu, without_agent
+from hpcsched.cli.jobs import about_batches, about_cpu, about_idle, without_agent
 from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
@@ -256,6 +256,8 @@ def note(found: Status) -> None:
         click.echo(f"hpcsched: this is {clock(age_s(run))} old", err=True)
     if waiting := without_agent.what_takes_them(found):
         click.echo(f"hpcsched: {waiting}", err=True)
+    if idle := about_idle.in_a_line(run, clock):
+        click.echo(f"hpcsched: {idle}", err=True)
     left = left_s(run)
     if left is not None and left > 0 and run.state in ("RUNNING", "DRAINING") and not run.stale:
         job = f"{run.allocation.get('kind')} job {run.allocation.get('id')}"

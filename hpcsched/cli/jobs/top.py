@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
-from hpcsched.cli.jobs import about_cpu, batch_job_status
+from hpcsched.cli.jobs import about_cpu, about_idle, batch_job_status
 from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.cli.jobs.status import asked, clock, shared_gpus, silent_gpus, steps, where
 from hpcsched.cli.jobs.without_agent import read_all, what_takes_them
@@ -223,6 +223,8 @@ class Screen:
             second.append(f"{len(run.lost_gpus)} lost")
         second += [f"{counts[state]} {state.lower()}" for state in _ORDER_OF_COUNTS if counts[state]]
         lines = ["  ".join(first), ", ".join(second), self._short(run.dir)]
+        if idle := about_idle.in_a_line(run, clock):
+            lines += self._wrapped(idle)
         if waiting := what_takes_them(status):
             lines += self._wrapped(f"! {waiting}")
         if saying := batch_job_status.sentence(run, clock(age_s(run))):

@@ -22,6 +22,7 @@ from hpcsched.cli.common import (
     database_path,
     dir_option,
     find_run,
+    goes_on,
     json_option,
     naming_the_file,
     option,
@@ -30,6 +31,7 @@ from hpcsched.cli.common import (
 )
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.environments import environment_options, was_said
+from hpcsched.cli.run.staying import staying_options
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
@@ -125,6 +127,7 @@ KEPT_SEARCH = "search.toml"
 @json_option
 @click.pass_context
 @environment_options
+@staying_options
 def run(ctx: click.Context, /, **options: Any) -> int:
     """Run the jobs in JOBS.toml in this allocation (or on this machine) until all have ended.
 
@@ -173,6 +176,7 @@ def conduct(
     update: bool = False,
     release_idle_nodes: float | None = None,
     environment: PythonEnvironment | None = None,
+    stay_s: float | None = None,
     command: str = "run",
     root: Path | None = None,
 ) -> int:
@@ -199,9 +203,11 @@ def conduct(
         raise click.UsageError("--requeue and --chain are two ways to come back: give one")
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
     system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)
-    resume = goes_on(resume, requeue, chain)
+    asked = {"resume": resume, "requeue": requeue, "chain": chain, "chain_script": chain_script}
+    resume = goes_on(asked)
     rundir = find_run(ctx, dir_, begins=not resume)
-    if jobs is None and source is None and not rundir.journal.exists() and not Inbox.waiting(rundir):
+    nothing = jobs is None and source is None and stay_s is None
+    if nothing and not rundir.journal.exists() and not Inbox.waiting(rundir):
         raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
     if source is None and (rundir.root / KEPT_SEARCH).exists():
         accepted = "hpcsched tune SEARCH.toml --resume, or another --dir"
@@ -249,6 +255,7 @@ def conduct(
         standbys=warm_processes(warm),
         cpus_per_gpu=cpus_per_gpu,
         release_idle_s=None if release_idle_nodes is None else 60 * release_idle_nodes,
+        stay_s=stay_s,
         environment=environment,
         source=source,
     )
@@ -321,12 +328,6 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, a
     jobs = f"{left} job{'s' * (left != 1)} left"
     say(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
     return WORK_LEFT
-
-
-def goes_on(*asked: object) -> bool:
-    """Whether a run goes on with what is there: because it was asked to, by one of these options, or as a
-    batch system runs a job's script again from its beginning."""
-    return any(asked) or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
 
 def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:

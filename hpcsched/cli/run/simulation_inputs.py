@@ -14,6 +14,7 @@ from hpcsched import jobfile
 from hpcsched.cli.common import database_path, find_run, hint_at_runs, plural
 from hpcsched.cli.run import policies
 from hpcsched.errors import ConfigError, NoSuchRun
+from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def of_run(
     from hpcsched.store.replay import replay, valid_events
 
     rundir = find_run(ctx, dir_)
-    inside = RunDir(rundir.root / "hpcsched-run")
+    inside = RunDir(run_folders.newest(rundir.root))
     if not rundir.journal.exists() and inside.journal.exists():
         rundir = inside  # named is the folder that `run` was called in
     with hint_at_runs(ctx, dir_):

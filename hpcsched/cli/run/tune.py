@@ -14,11 +14,12 @@ from typing import Any
 import click
 
 from hpcsched.accounts import user_name
-from hpcsched.cli.common import Renamed, check_chart, find_run
+from hpcsched.cli.common import Renamed, check_chart, find_run, goes_on
 from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.run import staying
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.live import stamp
-from hpcsched.cli.run.run import KEPT_SEARCH, conduct, goes_on, run
+from hpcsched.cli.run.run import KEPT_SEARCH, conduct, run
 from hpcsched.contract import files
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.actions import Action
@@ -97,7 +98,7 @@ def tune(
     check_packing(asked, packing, where="--packing")
     check_packing(asked, compare, where="--compare")
     compare = compare or asked.against
-    resume = goes_on(*(options[key] for key in ("resume", "requeue", "chain", "chain_script")))
+    resume = goes_on(options)
     root = find_run(ctx, options["dir_"], begins=not resume).root
     options["dir_"] = str(root)
     once_more = {**options, "dir_": f"{root}-{compare}"}
@@ -122,7 +123,7 @@ def tune(
     return code
 
 
-_NOT_OF_A_SEARCH = ("jobs", "compare", "gantt", *OPTIONS)
+_NOT_OF_A_SEARCH = ("jobs", "compare", "gantt", *OPTIONS, *staying.OPTIONS)
 tune.params += [parameter for parameter in run.params if parameter.name not in _NOT_OF_A_SEARCH]
 
 

@@ -323,3 +323,14 @@ def test_the_run_is_registered(bench: Bench, tmp_path: Path) -> None:
     assert bench("run", bench.set_of(saves("a", steps=1)), "--devices", "cpu:1").returncode == 0
     (entry,) = (tmp_path / "state" / "hpcsched" / "runs").iterdir()
     assert json.loads(entry.read_text())["dir"] == str(bench.dir)
+
+
+@pytest.mark.slow
+def test_an_agent_that_stays_with_nothing_to_do_leaves_before_the_end(bench: Bench, cluster: Cluster) -> None:
+    cluster.ends_in(3600)
+    agent = bench.start("--devices", "cpu:1", "--stay", "--margin", "25")
+    bench.until(lambda: bench.status()["run"].get("idle"), "idle")
+    ends = time.time() + 30
+    cluster.shorten(agent, 30)
+    assert agent.wait() == 0
+    assert time.time() < ends - 10 and bench.status()["run"]["state"] == "FINISHED"

@@ -15,9 +15,9 @@ from hpcsched.agent.allocation import ending
 from hpcsched.agent.allocation.ending import AllocationEnd, forced_s
 from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer, period_s
 from hpcsched.agent.clock import RunClock
+from hpcsched.agent.hosts import node_agent_times
 from hpcsched.agent.loop import Agent
 from hpcsched.agent.node.agent import NodeAgent
-from hpcsched.agent.start import node_agent_times
 from hpcsched.batch.base import EndReason, Preemption
 from hpcsched.core import events as ev
 from hpcsched.testing.builders import Driver, a_job, a_profile
