@@ -349,7 +349,7 @@ def test_a_network_that_is_cut(tmp_path: Path) -> None:
             "trap 'echo saving >saving' TERM; echo $$ >pid; while :; do date +%s.%N >>writes; sleep 0.1; done"
         )
         workers = hosts.launch(plan(hosts, tmp_path, script))
-        pump_until(hosts, (tmp_path / "writes").exists)
+        pump_until(hosts, lambda: workers.living and (tmp_path / "writes").exists())
         wires[0].cut()
         began = time.monotonic()
         pump_until(hosts, lambda: bool(hosts.lost()))
