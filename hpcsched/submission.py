@@ -66,6 +66,12 @@ def _container(spec: JobSpec) -> dict[str, Any] | None:
     return {**asdict(spec.container), "mounts": mounts, "options": list(spec.container.options)}
 
 
+def _array(spec: JobSpec) -> dict[str, Any] | None:
+    if spec.array is None:
+        return None
+    return {key: value for key, value in asdict(spec.array).items() if value is not None}
+
+
 def as_table(spec: JobSpec) -> dict[str, Any]:
     """The [[job]] table that says what the spec does."""
     table: dict[str, Any] = {
@@ -96,6 +102,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         **({spec.environment.kind: spec.environment.name} if spec.environment else {}),
         "container": _container(spec),
         **needs.as_keys(spec.needs),
+        "array": _array(spec),
         # In 0.1.0 there was no other word for a launcher's one process.
         "processes": None if spec.processes == "per-gpu" and launcher_of(spec.command) else spec.processes,
     }

@@ -10,6 +10,7 @@ from typing import Any
 from hpcsched import config, jobfile
 from hpcsched.contract.schema import Accepted, options_of, required, whole
 from hpcsched.contract.strategies import KINDS, Strategy
+from hpcsched.jobfile import matrix
 from hpcsched.policy import POLICIES
 from hpcsched.tuning import search
 from hpcsched.tuning.space import KINDS as AXES
@@ -42,9 +43,14 @@ def strategies() -> str:
     return "\n".join(rows)
 
 
+_WITH_VALUES = {"type": "string", "pattern": matrix.IN_BRACES}
+
+
 def jobs() -> str:
     """The schema of job files."""
     job = {**_fields(jobfile.Job), "strategy": _strategy()}
+    # What stands for values of a matrix goes into the name too.
+    job["name"] = {"description": job["name"].pop("description"), "anyOf": [job["name"], _WITH_VALUES]}
     defaults = {key: value for key, value in job.items() if key != "name"}
     policy = {"name": {"type": "string", "enum": list(POLICIES), "description": "the name of a policy"}}
     return _file(

@@ -19,6 +19,7 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.PLAN: "GPUs are free, but the planner has it start later. [Policies](policies.md)",
         Why.DEPENDENCY: "A job in its `after` has not completed.",
         Why.BEGIN_TIME: "Its `submit_at` has not come.",
+        Why.ARRAY_LIMIT: "Its [`at_once`](sweeps.md#how-many-at-once) are under way.",
         Why.HELD: "`hpcsched release` lets it go on.",
         Why.USER_SUSPENDED: "`hpcsched resume` lets it go on.",
         Why.DRAINING: "`hpcsched run --resume` goes on, unless the run comes back by itself.",

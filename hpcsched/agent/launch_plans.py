@@ -73,16 +73,16 @@ def put_layers(job: Job, site: Site, device: str, folder: Path) -> None:
 
 
 def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
-    """The path of a job's output: its pattern, with sbatch's %j %x %N %u %% (and %a, the attempt).
+    """The path of a job's output: its pattern, with sbatch's %j %x %N %u %%, and %a.
 
-    `host`: the (first) host that it runs on.
+    %a is the job's number in its array; of a job in none, the attempt. `host`: the (first) one it runs on.
     """
     values = {
         "j": str(job.id),
         "x": job.spec.name,
         "N": host,
         "u": site.user,
-        "a": str(attempt),
+        "a": str(job.spec.array.index if job.spec.array else attempt),
         "%": "%",
     }
     parts = job.spec.output.split("%%")

@@ -196,15 +196,22 @@ def plural(number: int, what: str) -> str:
 
 
 def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:
-    """The jobs of these ids, names, ranges ("3-7") or comma lists of them; raises UnknownJob."""
+    """The jobs of these ids, names, names of arrays, ranges ("3-7") or comma lists of them; raises
+    UnknownJob."""
     by_id = {str(job.id): job for job in status.jobs}
     by_name = {job.name: job for job in status.jobs}
+    arrays: dict[str, list[JobStatus]] = {}
+    for one in status.jobs:
+        if one.array:
+            arrays.setdefault(one.array, []).append(one)
     chosen: dict[int, JobStatus] = {}
     for key in (part for keys_ in keys for part in keys_.split(",") if part):
         job = by_id.get(key) or by_name.get(key)
         span = re.fullmatch(r"(\d+)-(\d+)", key)
         if job:
             chosen[job.id] = job
+        elif key in arrays:
+            chosen.update((j.id, j) for j in arrays[key])
         elif span:
             found = [j for j in status.jobs if int(span[1]) <= j.id <= int(span[2])]
             if not found:

@@ -102,7 +102,7 @@ class Environment:
 
     - `contract`: the version that whoever started this process speaks.
     - `run_id`, `run_dir`, `job_id`, `job_name`, `job_dir`, `attempt`: what this is, and where the job's
-      folder is.
+      folder is; `array_index`: its number in its array.
     - `devices`: indices of the attempt's devices in the allocation, by rank; `seats` instead for processes on
       CPU cores.
     - `checkpoint_dir`, `checkpoint_every_s`, `keep`: where checkpoints go, how often, how many stay.
@@ -126,6 +126,7 @@ class Environment:
     job_dir: str | None = _told(variables.JOB_DIR, TEXT)
     job_id: int | None = _told(variables.JOB_ID, WHOLE)
     job_name: str | None = _told(variables.JOB_NAME, TEXT)
+    array_index: int | None = _told(variables.ARRAY_INDEX, WHOLE)
     attempt: int | None = _told(variables.ATTEMPT, WHOLE)
     devices: tuple[str, ...] | None = _told(variables.DEVICES, WORDS)
     seats: tuple[Seat, ...] | None = _told(variables.SEATS, SEATS)

@@ -20,6 +20,7 @@ _KEYS = {
     "processes": "",
     "environment": "",
     "needs": "",
+    "array": "",
     "name": "",
 }
 """The key of a job file for each field that is not called like it; empty: looked at apart, or not at all."""
@@ -41,6 +42,8 @@ def differing(old: JobSpec, new: JobSpec, *, called_in: str = "") -> tuple[str, 
     if old.environment != new.environment:
         keys += sorted({named.kind for named in (old.environment, new.environment) if named})
     keys += [key for field, key in _NEEDS.items() if _need(old, field) != _need(new, field)]
+    if _at_once(old) != _at_once(new):
+        keys.append("at_once")
     if old.restart != new.restart and not _by_its_pattern(old, new):
         keys += _restarts(old.restart, new.restart)
     if old.workdir != new.workdir:
@@ -92,6 +95,10 @@ _NEEDS = {
 
 def _need(spec: JobSpec, field: str) -> object:
     return getattr(spec.needs or Needs(), field)
+
+
+def _at_once(spec: JobSpec) -> int | None:
+    return spec.array.at_once if spec.array else None
 
 
 def _processes(spec: JobSpec) -> int | str:

@@ -186,6 +186,18 @@ class Restart:
     resume_command: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Array:
+    """A job's place among jobs that were submitted as one: `index` tells it from the others.
+
+    `at_once`: so many of them may be under way (in line, running, suspended) at a time; None: all.
+    """
+
+    name: str
+    index: int
+    at_once: int | None = None
+
+
 MOST_JOBS = 16
 """Jobs that share a device, at most (chosen)."""
 
@@ -204,7 +216,8 @@ class JobSpec:
     program saves by itself, and can be started again (None: only the contract says when it can be suspended).
     `progress_pattern` finds the step in a line of its output ("": as its dialect does, if it speaks one).
     `container`: what it runs in (None: the host itself).
-    `needs`: time, cores, memory, kinds of GPUs, modules (None: the file says nothing of these).
+    `needs`: time, cores, memory, kinds of GPUs, modules (None: the file says nothing of these). `array`: the
+    jobs that it was submitted with as one (None: it stands alone).
     """
 
     name: str
@@ -237,6 +250,7 @@ class JobSpec:
     progress_pattern: str = ""
     container: Container | None = None
     needs: Needs | None = None
+    array: Array | None = None
 
     @property
     def epochs(self) -> float | None:

@@ -18,6 +18,7 @@ class Why(StrEnum):
     PLAN = "Plan"
     DEPENDENCY = "Dependency"
     BEGIN_TIME = "BeginTime"
+    ARRAY_LIMIT = "JobArrayTaskLimit"
     HELD = "JobHeldUser"
     USER_SUSPENDED = "UserSuspended"
     DRAINING = "Draining"
@@ -129,6 +130,7 @@ _WORDS = {
     Why.PLAN: "waits for its turn in the plan: {free} GPUs free",
     Why.DEPENDENCY: "waits for {after} to complete",
     Why.BEGIN_TIME: "starts not before {at:.0f} s into the run",
+    Why.ARRAY_LIMIT: "waits for one of its array to end: {n} at once",
     Why.NO_AGENT: "waits for an agent",
     Why.HELD: "held by the user",
     Why.USER_SUSPENDED: "suspended by the user",

@@ -35,6 +35,17 @@ _LIMITS = schema.table(
     additionalProperties=False,
 )
 
+MATRIX = schema.table(
+    'a table of values: lists of texts, numbers, true and false, such as [1e-3, 1e-2], or "1..5"'
+)
+AT_ONCE = whole("how many of a matrix may be under way at a time: 1 or more")
+_ARRAY = schema.table(
+    "{ name = NAME, index = NUMBER }, and at_once = NUMBER",
+    properties={"name": text("").schema, "index": whole("", 0).schema, "at_once": whole("").schema},
+    additionalProperties=False,
+)
+"""What a matrix makes of a job: its array, its number there, and how many of them may be under way."""
+
 NONE = "none"
 """What `speaks` says of a program that is not to be recognised, and `suspend_signal` of one that saves only
 as it goes."""
@@ -136,3 +147,6 @@ class Job:
     gpu_type: str | None = option(GPU_TYPE, None)
     gpu_memory: str | None = option(SIZE, None)
     modules: Sequence[str] = option(MODULES, ())
+    matrix: dict[str, Any] | None = option(MATRIX, None)
+    at_once: int | None = option(AT_ONCE, None)
+    array: dict[str, Any] | None = option(_ARRAY, None)

@@ -14,7 +14,7 @@ from hpcsched import strategies
 from hpcsched.contract import schema
 from hpcsched.contract.codec import said
 from hpcsched.contract.strategies import Strategy, table_of
-from hpcsched.core.model import JobSpec, Kind, PythonEnvironment, Training
+from hpcsched.core.model import Array, JobSpec, Kind, PythonEnvironment, Training
 from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.decoding import is_utf8, not_json
 from hpcsched.durations import parse_duration
@@ -22,6 +22,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.jobfile.check import check_names
 from hpcsched.jobfile.container import container_of
 from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, SHARE, TIME, Job
+from hpcsched.jobfile.matrix import expanded
 from hpcsched.jobfile.needs import needs_of
 from hpcsched.jobfile.restart import progress_pattern_of, restart_of
 
@@ -97,7 +98,8 @@ def parse(
         }
         base = {k: v for k, v in defaults.items() if k not in replaced}
         place = f"job[{at}]"
-        specs.append(spec_of({**base, **job}, where=where, place=place, workdir=workdir, user=user))
+        for one in expanded({**base, **job}, where=where, place=place):
+            specs.append(spec_of(one, where=where, place=place, workdir=workdir, user=user))
     check_names(specs, where=where, known=known, again=again)
     policy, options = _policy(table.get("policy", {}), where)
     return JobFile(jobs=tuple(specs), policy=policy, policy_options=options)
@@ -125,6 +127,9 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
     def refuse(key: str, got: object, accepted: str = "") -> NoReturn:
         schema.refuse(where, f"{place}.{key}", repr(got), accepted or _ACCEPTED[key].words)
 
+    for key in ("matrix", "at_once"):
+        if getattr(job, key) is not None:
+            refuse(key, getattr(job, key), "a job file's [[job]], or --each: it is many jobs")
     kinds = [k for k, there in _kinds(job).items() if there]
     if len(kinds) != 1:
         schema.refuse(
@@ -213,6 +218,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         needs=needs_of(job, strategy, refuse, share=_share(job)),
         restart=restart_of(job, workdir / (job.workdir or ""), refuse),
         progress_pattern=progress_pattern_of(job, refuse),
+        array=_array(job, refuse),
     )
 
 
@@ -269,6 +275,17 @@ def _gpus(job: Job, strategy: Strategy, kind: str, refuse: _Refuse) -> tuple[int
     if most is not None and least > most:
         refuse("gpus", job.gpus, f"limits with a multiple of {multiple} between them")
     return least, most
+
+
+def _array(job: Job, refuse: _Refuse) -> Array | None:
+    if job.array is None:
+        return None
+    name, index, at_once = (job.array.get(key) for key in ("name", "index", "at_once"))
+    if name is None or index is None:
+        refuse("array", job.array)
+    if not NAME.fullmatch(name):
+        refuse("array", name, _ACCEPTED["name"].words)
+    return Array(name=name, index=index, at_once=at_once)
 
 
 def _share(job: Job) -> float | None:

@@ -84,6 +84,7 @@ def plan_attempt(
         job_dir=str(folder),
         job_id=job_id,
         job_name=spec.name,
+        array_index=spec.array.index if spec.array else None,
         attempt=attempt,
         devices=() if seats else tuple(map(str, gpus)),
         seats=None if command or not seats else tuple(seats),

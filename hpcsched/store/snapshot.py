@@ -101,7 +101,7 @@ class SnapshotWriter:
                 for idle in machine.leftover.idle()
             ],
             given_back={back.host: round(back.at, 3) for back in machine.leftover.gone},
-            idle=self.idle,
+            idle=None if machine.run.active else self.idle,
         )
         page = StatusPage(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
         data = self._encoder.encode(page)
@@ -196,6 +196,8 @@ class SnapshotWriter:
             metrics=dict(job.metrics),
             batching=self.batchings.get(job.id),
             cores=cores,
+            array=job.spec.array.name if job.spec.array else "",
+            array_index=job.spec.array.index if job.spec.array else None,
             kept=list(machine.run.kept.get(job.id, ())),
             updated=list(machine.run.updated.get(job.id, ())),
             saves=self._saves(job, now) if job.spec.restart else "",

@@ -122,10 +122,14 @@ class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
-    """A job. `elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is the time
-    left, in seconds. `resizes` are those in place. `cores` is for jobs on CPU cores only. `kept`: the keys in
-    which the job file last seen differs from the run, `updated`: those that were taken from it since the job
-    ended. `saves`: how a job that saves by itself is suspended, and what that would cost it now, in words."""
+    """A job.
+
+    `elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is the time left, in
+    seconds. `resizes` are those in place. `cores` is for jobs on CPU cores only. `array`: the name of its
+    array, `array_index` its number there. `kept`: the keys in which the job file last seen differs from the
+    run, `updated`: those that were taken from it since the job ended. `saves`: how a job that saves by itself
+    is suspended, and what that would cost it now, in words.
+    """
 
     id: int
     name: str
@@ -154,6 +158,8 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     metrics: dict[str, float | None] = {}
     batching: Batching | None = None
     cores: CoresStatus | None = None
+    array: str = ""
+    array_index: int | None = None
     kept: list[str] = []
     updated: list[str] = []
     saves: str = ""

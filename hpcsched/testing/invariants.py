@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.cpu.cores import fits, total
@@ -24,6 +25,7 @@ def check(machine: Machine) -> None:
     _check_packs(machine)
     _check_shares(machine)
     _check_cores(machine)
+    _check_arrays(machine)
     riders = machine.mechanism(Packing).packs.gpu_of | machine.mechanism(Sharing).shares.gpu_of
     others = riders.keys() | machine.mechanism(Cpu).cores.of.keys()
     ways = {job.id: machine.ledger.holds_by(job) for job in machine.run.active.values()}
@@ -111,7 +113,8 @@ def check(machine: Machine) -> None:
         in_line = job.id in waiting.queue or late
         crowded = machine.waiting.no_space.get(job.id)
         due_s = max(job.submit_s, crowded.until if crowded else 0.0)
-        assert in_line == (waits and due_s <= machine.run.now), f"job {job.id} queue"
+        outside = machine.waiting.arrays.outside(job)
+        assert in_line == (waits and due_s <= machine.run.now and not outside), f"job {job.id} queue"
         assert not (job.id in waiting.queue and late), f"job {job.id} waits twice"
     policy = machine.decisions.policy
     if policy and policy.work_conserving and not machine.deadline.draining and machine.ledger.free:
@@ -119,6 +122,22 @@ def check(machine: Machine) -> None:
         idles = machine.own.queue.any_fits(fits, meets)
         assert not idles, "a GPU idles while a job that fits waits"
     assert machine.run.unfinished == sum(not j.state.final for j in machine.run.jobs.values())
+
+
+def _check_arrays(machine: Machine) -> None:
+    """No more of an array are under way than may, and none waits where there is a place."""
+    arrays: dict[str, list[Job]] = {}
+    for job in machine.run.jobs.values():
+        if job.spec.array and job.spec.array.at_once is not None:
+            arrays.setdefault(job.spec.array.name, []).append(job)
+    for name, jobs in arrays.items():
+        most = min(job.spec.array.at_once or 0 for job in jobs if job.spec.array)
+        under_way = sum(job.state.active for job in jobs)
+        assert under_way <= most, f"{under_way} of array {name} run, {most} may"
+        if any(machine.waiting.arrays.outside(job) for job in jobs):
+            # Who has begun has a place, whatever it waits for.
+            inside = sum(machine.waiting.arrays.inside(job) for job in jobs)
+            assert inside == most, f"jobs of array {name} wait for a place, and {inside} of {most} are taken"
 
 
 def _check_cores(machine: Machine) -> None:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, Kind, Progress
+from hpcsched.core.model import Array, JobState, Kind, Progress
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 from hpcsched.testing.builders import Driver, a_job, a_profile, state_of
@@ -146,6 +146,7 @@ class AnythingGoes(_Run):
                     **(PACKED if lane == "packed" else {}),
                     max_foreground_slowdown=slowdown,
                     after=names,
+                    array=Array(name="some", index=first + i, at_once=2) if retries == 0 else None,
                     retries=retries,
                     submit_at=self.driver.now + wait_s if wait_s else 0.0,
                 )

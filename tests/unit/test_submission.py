@@ -65,6 +65,7 @@ SETS = [
     {"command": ["x"], "batch": "scales"},
     {"command": ["x"], "speaks": "none", "progress_pattern": "[0-9]+ of (\\d+)"},
     {"command": ["x"], "speaks": "none"},
+    {"command": ["x"], "array": {"name": "x", "index": 0, "at_once": 4}},
 ]
 
 
@@ -119,6 +120,7 @@ WRONG = {
     "gpus_multiple": 0,
     "restart": {"checkpoints": ["../*"]},
     "progress_pattern": "no number",
+    "array": {"name": "../x", "index": 1},
 }
 
 
@@ -127,6 +129,8 @@ def test_every_key_of_a_spec_has_a_wrong_value_here():
 
 
 MORE = [
+    ("array", {"name": "x", "index": -1}),
+    ("array", {"name": "x", "index": 1, "at_once": 0}),
     ("needs", {"memory_mib": 1e300}),
     ("needs", {"memory_mib": -5.0}),
     ("needs", {"cpus_per_gpu": 0}),

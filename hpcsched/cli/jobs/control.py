@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 import socket
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
 from hpcsched.cli.common import Number, dir_option, find_run, option, select
 from hpcsched.cli.jobs import without_agent
+from hpcsched.cli.jobs.given_jobs import of_command, sweep_options
 from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.core.definitions import differing
@@ -24,6 +24,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobSpec, JobState, PythonEnvironment
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
+from hpcsched.printing import spans
 from hpcsched.store.run_folders import go_on, named
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import Status, age_s, read_status
@@ -73,6 +74,8 @@ def _on_jobs(name: str, help_: str) -> click.Command:
             return without_agent.cancel(rundir, jobs)
         status = _living(rundir)
         chosen = select(status, jobs)
+        # Of an array those that are not over are meant.
+        chosen = [job for job in chosen if not (job.array in jobs and job.state.final)] or chosen
         return _tell(status, _ask(rundir, Command(command=name, targets=[job.id for job in chosen])))
 
     return command
@@ -170,6 +173,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
 @click.option("--one-process", is_flag=True, hidden=True, help="The same as --processes 1.")
 @click.option("--update", is_flag=True, help="Apply changes to jobs that the run has; failed jobs run again.")
 @click.option("--parsable", is_flag=True, help="Print the ids only.")
+@sweep_options
 @click.pass_context
 @environment_options
 def submit(
@@ -187,6 +191,9 @@ def submit(
     one_process: bool,
     update: bool,
     parsable: bool,
+    each: tuple[str, ...],
+    array: str | None,
+    at_once: int | None,
     environment: PythonEnvironment | None,
 ) -> int:
     """Put jobs into a run: `submit JOBS.toml`, or `submit [options] -- COMMAND...`; prints their ids.
@@ -201,20 +208,22 @@ def submit(
         user = user_name()
         jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, again=True).jobs
     elif words:
-        job: dict[str, Any] = {
-            "name": name or _free_name(Path(words[0]).name, taken),
-            "command": list(words),
-            "gpus": _gpus(gpus),
-            "after": list(after),
-        }
         optional = {"model": model, "steps": steps, "output": output, "retries": retries}
-        job |= {key: value for key, value in optional.items() if value is not None}
-        job["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
-        table = {"schema": 1, "job": [job]}
-        where = f"submit -- {shlex.join(words)}"
-        user = user_name()
-        here = Path.cwd()
-        jobs = jobfile.parse(table, where=where, workdir=here, user=user, known=taken, again=update).jobs
+        keys: dict[str, Any] = {key: value for key, value in optional.items() if value is not None}
+        keys |= {"gpus": _gpus(gpus), "after": list(after)}
+        keys["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
+        jobs = of_command(
+            words,
+            keys,
+            each=each,
+            array=array,
+            at_once=at_once,
+            where="submit",
+            name=name,
+            taken=taken,
+            numbered=True,
+            again=update,
+        )
     else:
         raise click.UsageError("name a job file (JOBS.toml), or a command after --")
     jobs = tuple(filled_in(jobs, environment if was_said(ctx) else None))
@@ -227,11 +236,16 @@ def submit(
     for line in what_was_recognised(jobs):
         click.echo(f"hpcsched: {line}", err=True)
     outcomes = answer.outcomes or [""] * len(jobs)
+    new: dict[str, list[int]] = {}
     for job_id, spec, outcome in zip(answer.ids, jobs, outcomes, strict=True):
         if outcome:
             click.echo(f"job {spec.name}: {outcome}", err=True)
+        elif parsable:
+            click.echo(str(job_id))
         else:
-            click.echo(str(job_id) if parsable else f"submitted job {job_id} ({spec.name})")
+            new.setdefault(spec.array.name if spec.array else spec.name, []).append(job_id)
+    for called, ids in new.items():
+        click.echo(f"submitted job{'s' * (len(ids) > 1)} {spans(ids)} ({called})")
     return 2 if answer.kept else 0
 
 
@@ -301,12 +315,6 @@ def _names(rundir: RunDir) -> tuple[bool, list[str]]:
     for _, command in Inbox.peek(rundir):
         waiting += command.jobs
     return living, [*names, *(job.name for job in waiting if job.name not in names)]
-
-
-def _free_name(stem: str, taken: list[str]) -> str:
-    base = "".join(c if c.isalnum() or c in "._-" else "-" for c in stem)[:56] or "job"
-    candidates = (base if n == 1 else f"{base}-{n}" for n in range(1, len(taken) + 2))
-    return next(name for name in candidates if name not in taken)
 
 
 def _gpus(text: str) -> str | int | dict[str, int]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import lru_cache, partial
 
 import click
 import msgspec
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, option, select
-from hpcsched.cli.jobs import about_batches, about_cpu, about_idle, without_agent
+from hpcsched.cli.jobs import about_arrays, about_batches, about_cpu, about_idle, without_agent
+from hpcsched.cli.jobs.about_arrays import Row
 from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
@@ -59,6 +60,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
     "%B": ("BATCH", lambda j: about_batches.batch(j)),
     "%W": ("WORKERS", lambda j: about_cpu.counts(j) or about_batches.workers(j)),
+    "%K": ("INDEX", lambda j: "-" if j.array_index is None else str(j.array_index)),
     "%y": ("SIMILARITY", lambda j: about_batches.similarity(j)),
     "%k": ("SAVES", lambda j: j.saves or "-"),
     "%n": ("NOISE", lambda j: about_batches.noise_scale(j)),
@@ -95,6 +97,7 @@ def where(job: JobStatus) -> str:
 @click.option("-j", "--jobs", "more", metavar="IDS", multiple=True, help="These jobs only (ids, names, 3-7).")
 @click.option("--states", "-t", metavar="S", help="These states only: names or codes with commas, or all.")
 @option("--format", "-o", "format_", metavar="FORMAT", help="Columns, like squeue's: " + DEFAULT_FORMAT)
+@click.option("-r", "--array", is_flag=True, help="A line for each job of an array.")
 @click.option("--noheader", is_flag=True, help="No header line.")
 @click.option("--all", "-a", "all_runs", is_flag=True, help="All your runs instead, newest first.")
 @json_option
@@ -106,6 +109,7 @@ def status(
     more: tuple[str, ...],
     states: str | None,
     format_: str | None,
+    array: bool,
     noheader: bool,
     all_runs: bool,
     as_json: bool,
@@ -141,8 +145,10 @@ def status(
         chosen = [job for job in chosen if job.state in names]
     elif not wanted:
         chosen = [job for job in chosen if not job.state.final]
+    by_job = bool(wanted) or array or not any(job.array for job in chosen)
+    rows = None if by_job else about_arrays.rows(chosen, found.jobs)
     crowded = shared_gpus(found.jobs)
-    sys.stdout.write(table(chosen, format_ or DEFAULT_FORMAT, header=not noheader, shared=crowded))
+    sys.stdout.write(table(chosen, format_ or DEFAULT_FORMAT, header=not noheader, shared=crowded, rows=rows))
     if not wanted and not noheader:
         sys.stdout.write(_finished(found) + _edited(found))
     note(found)
@@ -162,15 +168,27 @@ def _states(text: str | None) -> set[JobState] | None:
     return chosen
 
 
-def table(jobs: list[JobStatus], format_: str, *, header: bool, shared: Container[int] = ()) -> str:
-    """Aligned columns for these jobs, of which some have `shared` GPUs."""
+def table(
+    jobs: list[JobStatus],
+    format_: str,
+    *,
+    header: bool,
+    shared: Container[int] = (),
+    rows: Sequence[Row] | None = None,
+) -> str:
+    """Aligned columns for these jobs, of which some have `shared` GPUs; `rows`: the lines of arrays."""
     keys = format_.replace(",", " ").split()
     for key in keys:
         if key not in FIELDS:
             accepted = ", ".join(f"{k} {name}" for k, (name, _) in FIELDS.items())
             raise ConfigError(where="--format", got=repr(key), accepted=accepted)
     texts = [partial(gpus, shared=shared) if key == "%b" else FIELDS[key][1] for key in keys]
-    columns = [[text(job) for job in jobs] for text in texts]
+    if rows is None:
+        columns = [[text(job) for job in jobs] for text in texts]
+    else:
+        columns = [
+            [about_arrays.text(row, key, text) for row in rows] for key, text in zip(keys, texts, strict=True)
+        ]
     if header:
         columns = [[FIELDS[key][0], *column] for key, column in zip(keys, columns, strict=True)]
     return _aligned(columns, [key in _RIGHT for key in keys])

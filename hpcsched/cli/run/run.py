@@ -29,6 +29,7 @@ from hpcsched.cli.common import (
     say,
     warm_processes,
 )
+from hpcsched.cli.jobs.given_jobs import is_job_file, of_command, sweep_options
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.environments import environment_options, was_said
 from hpcsched.cli.run.staying import staying_options
@@ -36,7 +37,7 @@ from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import PythonEnvironment
+from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
 from hpcsched.store import run_folders
@@ -76,8 +77,10 @@ KEPT_SEARCH = "search.toml"
 
 
 @click.command()
-@click.argument("jobs", required=False, type=click.Path(path_type=Path))
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBS.toml | -- COMMAND...]")
 @dir_option
+@option("--name", "-J", metavar="NAME", help="With a command: the job's name (default: the program's).")
+@sweep_options
 @option(
     "--devices",
     metavar="SPEC",
@@ -128,19 +131,36 @@ KEPT_SEARCH = "search.toml"
 @click.pass_context
 @environment_options
 @staying_options
-def run(ctx: click.Context, /, **options: Any) -> int:
-    """Run the jobs in JOBS.toml in this allocation (or on this machine) until all have ended.
+def run(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    name: str | None,
+    each: tuple[str, ...],
+    array: str | None,
+    at_once: int | None,
+    **options: Any,
+) -> int:
+    """Run the jobs in JOBS.toml, or a command, in this allocation (or on this machine) until all have ended.
 
     Ctrl-C saves all jobs and stops (exit code 75; go on with --resume); a second one kills.
     In a batch job all is saved before the time is up; --requeue and --chain then come back by themselves.
     """
-    return conduct(ctx, **options)
+    if not words and not (each or array or at_once):
+        return conduct(ctx, jobs=None, **options)
+    if not words or (is_job_file(words) and (each or array or at_once)):
+        raise click.UsageError("--each, --array and --at-once go with a command: run --each ... -- COMMAND")
+    if is_job_file(words):
+        return conduct(ctx, jobs=Path(words[0]), **options)
+    made = of_command(words, {}, each=each, array=array, at_once=at_once, where="run", name=name)
+    return conduct(ctx, jobs=None, made=made, **options)
 
 
 def conduct(
     ctx: click.Context,
     *,
     jobs: Path | None,
+    made: tuple[JobSpec, ...] = (),
     dir_: str | None,
     devices: str,
     policy: str | None,
@@ -182,7 +202,8 @@ def conduct(
 ) -> int:
     """Run jobs as the options of `run` say; returns the exit code.
 
-    `command` is the command that asks, and `root` the directory to give it next time, if not this run's.
+    `jobs` is a job file, `made` are jobs of a command line. `command` is the command that asks, and `root`
+    the directory to give it next time, if not this run's.
     `source` gives more jobs, `display` shows what happens, `check` raises when there is
     no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
     the exit code of a run without work left. `keep` puts more of it into the database. `update`: what the job
@@ -206,9 +227,11 @@ def conduct(
     asked = {"resume": resume, "requeue": requeue, "chain": chain, "chain_script": chain_script}
     resume = goes_on(asked)
     rundir = find_run(ctx, dir_, begins=not resume)
-    nothing = jobs is None and source is None and stay_s is None
+    nothing = jobs is None and not made and source is None and stay_s is None
     if nothing and not rundir.journal.exists() and not Inbox.waiting(rundir):
-        raise click.UsageError("name a job file (JOBS.toml); nothing is waiting in the run directory either")
+        raise click.UsageError(
+            "name a job file (JOBS.toml) or a command; nothing is waiting in the run directory either"
+        )
     if source is None and (rundir.root / KEPT_SEARCH).exists():
         accepted = "hpcsched tune SEARCH.toml --resume, or another --dir"
         raise ConfigError(where="--dir", got=f"{rundir.root} belongs to a search", accepted=accepted)
@@ -240,8 +263,8 @@ def conduct(
     order = start.RunRequest(
         dir=rundir.root,
         devices=devices,
-        jobs=file.jobs if file else (),
-        where=str(jobs or "submit"),
+        jobs=file.jobs if file else made,
+        where=str(jobs or ("run" if made else "submit")),
         update=update,
         workdir=str(Path.cwd()),
         policy=name,

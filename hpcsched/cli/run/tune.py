@@ -123,7 +123,17 @@ def tune(
     return code
 
 
-_NOT_OF_A_SEARCH = ("jobs", "compare", "gantt", *OPTIONS, *staying.OPTIONS)
+_NOT_OF_A_SEARCH = (
+    "words",
+    "name",
+    "each",
+    "array",
+    "at_once",
+    "compare",
+    "gantt",
+    *OPTIONS,
+    *staying.OPTIONS,
+)
 tune.params += [parameter for parameter in run.params if parameter.name not in _NOT_OF_A_SEARCH]
 
 

@@ -60,6 +60,8 @@ class Commands:
             self._waiting.dequeue(job)
             self._out.set_state(job, JobState.HELD)
             self._out.note(job, Reason(Why.HELD))
+            if not job.attempt:
+                self._waiting.leave_array(job)
             self._out.ask_policy()  # jobs that came later may have waited for it
         elif job.state is JobState.SUSPENDED:
             self._stay_suspended(job)

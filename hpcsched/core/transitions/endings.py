@@ -303,6 +303,7 @@ class Endings:
         job.held, job.wanted = False, ""
         job.reason = None if state is JobState.COMPLETED else reason
         self._out.note(job, reason)
+        self._waiting.leave_array(job)
 
 
 def _fell_back(job: Job, expected: int, step: int) -> Reason:

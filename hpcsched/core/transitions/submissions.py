@@ -80,6 +80,8 @@ class Submissions:
         """Give a job that does not run another definition."""
         keys = differing(job.spec, spec)
         self._waiting.wait_no_more(job)
+        if not job.state.final and not job.attempt:
+            self._waiting.leave_array(job)
         job.spec = spec
         job.has(most_gpus=None)
         self._estimates.size_up([job])

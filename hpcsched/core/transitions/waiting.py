@@ -11,6 +11,7 @@ from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Reason
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
+from hpcsched.core.transitions.arrays import Arrays
 from hpcsched.core.transitions.outcome import Outcome
 
 NO_ROOM_S, MAX_NO_ROOM_S = 5.0, 300.0
@@ -39,6 +40,7 @@ class Waiting:
         """Jobs that could start but for the time left: out of the queue until the deadline moves."""
         self.no_space: dict[int, NoSpace] = {}
         """By job: what had no room for it, and when it is tried again."""
+        self.arrays = Arrays()
 
     # --- queues -----------------------------------------------------------------------------
 
@@ -49,6 +51,8 @@ class Waiting:
         if not ready or job.submit_s > self._run.now or (crowded and crowded.until > self._run.now):
             return
         self._run.touch(job.id)
+        if not self.arrays.enters(job):
+            return
         mechanism = self._ledger.waits_by(job)
         if mechanism.foreground:
             self._out.wake()
@@ -61,6 +65,12 @@ class Waiting:
         """Take a job out of its queue, if it is in one."""
         self._ledger.dequeue(job)
         self.late.discard(job.id)
+
+    def leave_array(self, job: Job) -> None:
+        """Take a job's place among those of its array that may be under way; the next one may start then."""
+        following = self.arrays.leave(job)
+        if following is not None:
+            self.enqueue(self._run.jobs[following])
 
     def set_aside(self, job: Job, reason: Reason) -> None:
         """Take a job that cannot be started any more out of its queue."""

@@ -1,0 +1,129 @@
+"""The jobs that a command line gives: those of a job file, or of a command, once or for many values."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from hpcsched import jobfile
+from hpcsched.accounts import user_name
+from hpcsched.core.model import JobSpec
+from hpcsched.errors import ConfigError
+from hpcsched.jobfile import matrix
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EACH = "One job for each value: lr=1e-3,1e-2 or seed=1..5, with {lr} in the command; more make combinations."
+_ARRAY = "As sbatch's: one job for each number, with {index} in the command; %4: four at once."
+_AT_ONCE = "With --each or --array: so many of the jobs under way at a time."
+
+_PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+
+
+def sweep_options(command: F) -> F:
+    """Adds --each, --array and --at-once."""
+    command = click.option("--at-once", type=click.IntRange(min=1), metavar="N", help=_AT_ONCE)(command)
+    command = click.option("--array", metavar="1-20%4", help=_ARRAY)(command)
+    return click.option("--each", metavar="KEY=V,...", multiple=True, help=_EACH)(command)
+
+
+def is_job_file(words: Sequence[str]) -> bool:
+    """Whether these are the name of a job file; else they are a command."""
+    if len(words) != 1:
+        return False
+    return words[0].endswith(".toml") or (os.sep not in words[0] and not shutil.which(words[0]))
+
+
+def of_command(
+    words: Sequence[str],
+    keys: Mapping[str, Any],
+    *,
+    each: Sequence[str] = (),
+    array: str | None = None,
+    at_once: int | None = None,
+    where: str,
+    name: str | None = None,
+    taken: Collection[str] = (),
+    numbered: bool = False,
+    again: bool = False,
+) -> tuple[JobSpec, ...]:
+    """The jobs of a command with these keys of a job file.
+
+    `taken` are the names of jobs that the run has. Without a `name` it is the program's; `numbered`: with the
+    first number that makes it new. `again`: a job may have the name of one there is. Raises ConfigError.
+    """
+    values = _values(each)
+    if array is not None and values:
+        raise click.UsageError("--each and --array are two ways to make many jobs: give one")
+    if at_once is not None and not values and array is None:
+        raise click.UsageError("--at-once goes with --each or --array")
+    for stem in [name] if name else _names(words, taken, numbered=numbered):
+        job: dict[str, Any] = {"name": stem, **keys, "command": list(words)}
+        if values:
+            job |= {"matrix": values, **({"at_once": at_once} if at_once else {})}
+        jobs = [job] if array is None else _array(job, array, at_once)
+        table = {"schema": 1, "job": jobs}
+        place = f"{where} -- {shlex.join(words)}"
+        found = jobfile.parse(
+            table, where=place, workdir=Path.cwd(), user=user_name(), known=taken, again=again or not name
+        ).jobs
+        if name or not numbered or not any(job.name in taken for job in found):
+            return found
+    raise AssertionError("there are more numbers than names")
+
+
+def program(words: Sequence[str]) -> str:
+    """The name of a command's program: of a script behind its interpreter, the script's."""
+    first, *rest = words
+    if re.fullmatch(r"python[\d.]*|bash|sh", Path(first).name):
+        if "-m" in rest[:-1]:
+            return rest[rest.index("-m") + 1].rpartition(".")[2]
+        script = next((word for word in rest if not word.startswith("-")), "")
+        if script.endswith((".py", ".sh")):
+            return Path(script).stem
+    return Path(first).name
+
+
+def _names(words: Sequence[str], taken: Collection[str], *, numbered: bool) -> list[str]:
+    base = "".join(c if c.isalnum() or c in "._-" else "-" for c in program(words))[:50] or "job"
+    base = base if base.isascii() else "job"
+    return [base, *(f"{base}-{n}" for n in range(2, len(taken) + 3))] if numbered else [base]
+
+
+def _values(each: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for text in each:
+        key, equals, given = text.partition("=")
+        if not key or not equals or not given:
+            raise ConfigError(where="--each", got=repr(text), accepted="KEY=VALUE,VALUE,... or KEY=1..5")
+        if key in found:
+            raise ConfigError(where="--each", got=f"{key} twice", accepted="one --each for a key")
+        found[key] = given if ".." in given and "," not in given else given.split(",")
+    return found
+
+
+def _array(job: dict[str, Any], text: str, at_once: int | None) -> list[dict[str, Any]]:
+    numbers, percent, most = text.partition("%")
+    if percent and at_once is not None:
+        raise click.UsageError("--at-once and % in --array say the same: give one")
+    accepted = 'numbers and ranges such as "1-20", "0-15:4" or "1,3,7", and "%4" behind them'
+    if percent and not (most.isdecimal() and int(most)):
+        raise ConfigError(where="--array", got=repr(text), accepted=accepted)
+    indices: dict[int, None] = {}
+    for part in numbers.split(","):
+        found = _PART.fullmatch(part)
+        first, last, step = (int(found[i] or 0) for i in (1, 2, 3)) if found else (0, -1, 0)
+        if found is None or (found[2] and last < first) or (found[3] and not step):
+            raise ConfigError(where="--array", got=repr(text), accepted=accepted)
+        if (last - first) // (step or 1) > matrix.MOST:
+            raise ConfigError(where="--array", got=repr(text), accepted=f"at most {matrix.MOST} jobs")
+        indices |= dict.fromkeys(range(first, (last if found[2] else first) + 1, step or 1))
+    most_at_once = int(most) if percent else at_once
+    return list(matrix.numbered(job, list(indices), most_at_once))
