@@ -17,6 +17,14 @@ def printable(text: str, *, lines: bool = False) -> str:
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
+def suggestion(word: str, among: Iterable[str]) -> str:
+    """Such as "; did you mean 'status'?", or nothing where none of these is like the word."""
+    import difflib  # only where something is wrong
+
+    found = difflib.get_close_matches(word, list(among), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
 def spans(numbers: Iterable[int]) -> str:
     """Such as 0-3,6 for 0, 1, 2, 3 and 6; "-" for none."""
     parts: list[tuple[int, int]] = []

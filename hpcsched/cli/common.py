@@ -14,15 +14,18 @@ import click
 
 from hpcsched import config
 from hpcsched.durations import parse_duration
-from hpcsched.errors import ConfigError, NoSuchRun, UnknownJob
-from hpcsched.printing import printable
+from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
+from hpcsched.printing import printable, suggestion
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status, is_abandoned
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DIR = "Run directory (the newest of ./hpcsched-run, ./hpcsched-run-2, ...)."
+COMPLETED = 200
+"""Names that a shell is offered at most (chosen)."""
+
+DIR = "Run directory (the newest ./hpcsched-run*)."
 
 
 class Number(click.FloatRange):
@@ -218,8 +221,25 @@ def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:
                 raise UnknownJob(f"no job in {key}; `hpcsched status --states all` lists them")
             chosen.update((j.id, j) for j in found)
         else:
-            raise UnknownJob(f"no job {key!r}; `hpcsched status --states all` lists them")
+            near = suggestion(key, [*by_name, *arrays])
+            raise UnknownJob(f"no job {key!r}{near}; `hpcsched status --states all` lists them")
     return list(chosen.values())
+
+
+def job_names(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    """The names of the run's jobs and arrays that begin like this: for completion, which must never fail."""
+    from hpcsched.store.status import read_status
+
+    given = (at.params.get("dir_") for at in (ctx, ctx.parent) if at is not None)
+    named = next(filter(None, given), None) or os.environ.get("HPCSCHED_DIR")
+    try:
+        folder = Path(named).absolute() if named else run_folders.newest(Path.cwd())
+        jobs = read_status(RunDir(folder)).jobs
+    except (HpcschedError, OSError):
+        return []
+    last = begun.rpartition(",")
+    names = dict.fromkeys([*(job.array for job in jobs if job.array), *(job.name for job in jobs)])
+    return [f"{last[0]}{last[1]}{name}" for name in names if name.startswith(last[2])][:COMPLETED]
 
 
 def parse_options(pairs: Sequence[str], *, where: str = "--policy-option") -> dict[str, Any]:

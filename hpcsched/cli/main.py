@@ -11,37 +11,50 @@ from typing import Any
 import click
 
 from hpcsched import __version__, config
+from hpcsched.cli import examples
 from hpcsched.cli.common import DIR
 from hpcsched.errors import HpcschedError
-from hpcsched.printing import printable
+from hpcsched.printing import printable, suggestion
 from hpcsched.stability import marked
 
-_COMMANDS = {
-    "run": ("run.run:run", "Run a set of jobs in this allocation until all have ended."),
-    "submit": ("jobs.control:submit", "Put jobs into a run, running now or next."),
-    "status": ("jobs.status:status", "The run's jobs, like squeue; --all lists your runs."),
-    "top": ("jobs.top:top", "A live view of the run, on any host that sees its directory."),
-    "explain": ("jobs.explain:explain", "Why a job waits, why it has this many GPUs, what is next."),
-    "cancel": ("jobs.control:cancel", "End jobs for good."),
-    "hold": ("jobs.control:hold", "Keep waiting jobs from starting."),
-    "release": ("jobs.control:release", "Let held jobs go."),
-    "suspend": ("jobs.control:suspend", "Have running jobs save and leave their GPUs until resumed."),
-    "resume": ("jobs.control:resume", "Let suspended jobs go on."),
-    "retry": ("jobs.control:retry", "Run jobs that have ended again."),
-    "drain": ("jobs.control:drain", "Save all jobs and stop the run."),
-    "logs": ("jobs.logs:logs", "A job's output."),
-    "wait": ("jobs.control:wait", "Wait until jobs (default: all) have ended."),
-    "history": ("jobs.history:history", "Finished jobs of this and earlier runs, like sacct."),
-    "report": ("run.report:report", "A run as an HTML page: Gantt chart, utilisation, efficiency."),
-    "profile": ("profile.group:profile", "Measure how models scale, and look after the profiles."),
-    "simulate": ("run.simulate:simulate", "What a job set would take, by the same policies."),
-    "plan": ("plan.group:plan", "The planners on their own: layers, packs, servers, stream workers."),
-    "tune": ("run.tune:tune", "Search hyperparameters: Hyperband, several trials trained as one."),
-    "script": ("site.script:script", "Print a batch script for Slurm or LSF that runs job sets."),
-    "doctor": ("site.doctor:doctor", "What was found on this machine, and in this allocation."),
-    "journal": ("run.journal:journal_group", "Check and mend a run's journal."),
-    "config": ("site.settings:config_group", "Settings and where they come from."),
+_GROUPS = {
+    "Run": {
+        "run": ("run.run:run", "Run a set of jobs in this allocation until all have ended."),
+        "submit": ("jobs.control:submit", "Put jobs into a run, running now or next."),
+        "drain": ("jobs.control:drain", "Save all jobs and stop the run."),
+        "tune": ("run.tune:tune", "Search hyperparameters: Hyperband, several trials trained as one."),
+    },
+    "Look": {
+        "status": ("jobs.status:status", "The run's jobs, like squeue; --all lists your runs."),
+        "top": ("jobs.top:top", "A live view of the run, on any host that sees its directory."),
+        "explain": ("jobs.explain:explain", "Why a job waits, why it has this many GPUs, what is next."),
+        "logs": ("jobs.logs:logs", "A job's output."),
+        "wait": ("jobs.control:wait", "Wait until jobs (default: all) have ended."),
+        "history": ("jobs.history:history", "Finished jobs of this and earlier runs, like sacct."),
+        "report": ("run.report:report", "A run as an HTML page: Gantt chart, utilisation, efficiency."),
+    },
+    "Jobs": {
+        "cancel": ("jobs.control:cancel", "End jobs for good."),
+        "hold": ("jobs.control:hold", "Keep waiting jobs from starting."),
+        "release": ("jobs.control:release", "Let held jobs go."),
+        "suspend": ("jobs.control:suspend", "Have running jobs save and leave their GPUs until resumed."),
+        "resume": ("jobs.control:resume", "Let suspended jobs go on."),
+        "retry": ("jobs.control:retry", "Run jobs that have ended again."),
+    },
+    "Measure and plan": {
+        "profile": ("profile.group:profile", "Measure how models scale, and look after the profiles."),
+        "simulate": ("run.simulate:simulate", "What a job set would take, by the same policies."),
+        "plan": ("plan.group:plan", "The planners on their own: layers, packs, servers, stream workers."),
+    },
+    "Site": {
+        "script": ("site.script:script", "Print a batch script for Slurm or LSF that runs job sets."),
+        "doctor": ("site.doctor:doctor", "What was found on this machine, and in this allocation."),
+        "config": ("site.settings:config_group", "Settings and where they come from."),
+        "journal": ("run.journal:journal_group", "Check and mend a run's journal."),
+        "completion": ("site.completion:completion", "Completion of commands, options and jobs in a shell."),
+    },
 }
+_COMMANDS = {name: about for group in _GROUPS.values() for name, about in group.items()}
 
 
 class _LazyGroup(click.Group):
@@ -60,14 +73,20 @@ class _LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, marked(text)) for name, (_, text) in _COMMANDS.items()])
+        longest = max(map(len, _COMMANDS))
+        for title, commands in _GROUPS.items():
+            with formatter.section(title):
+                rows = [(name.ljust(longest), marked(text)) for name, (_, text) in commands.items()]
+                formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            raise click.UsageError(f"{error.format_message()} (see hpcsched --help)", ctx) from None
+            text = error.format_message()
+            if "did you mean" not in text.lower():  # as newer click says by itself
+                text = text.rstrip(".") + suggestion(args[0], _COMMANDS)
+            raise click.UsageError(f"{text} (see hpcsched --help)", ctx) from None
 
 
 def _mark(command: click.Command, path: str) -> None:
@@ -76,6 +95,7 @@ def _mark(command: click.Command, path: str) -> None:
     if marked(short, command=path) != short:
         command.short_help = marked(short, command=path)
     command.help = marked(command.help or "", command=path)
+    command.epilog = examples.of(path) or None
     for parameter in command.params:
         if isinstance(parameter, click.Option) and parameter.help:
             parameter.help = marked(parameter.help)
@@ -114,7 +134,7 @@ def main() -> None:
     """Entry point: turns errors raised on purpose into one line and their exit code."""
     verbose = any(a in ("-v", "--verbose") for a in sys.argv[1:])
     try:
-        code = cli(standalone_mode=False)
+        code = cli(prog_name="hpcsched", standalone_mode=False)
     except click.exceptions.Abort:
         code = 130
     except click.ClickException as error:

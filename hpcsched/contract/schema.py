@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Callable, NoReturn, TypeVar
 
 from hpcsched.errors import ConfigError
+from hpcsched.printing import suggestion
 
 T = TypeVar("T")
 
@@ -179,7 +180,7 @@ def check(
     """
     for key, value in given.items():
         if key not in accepted:
-            refuse(where, prefix + key, unknown, ", ".join(accepted) or "none")
+            refuse(where, prefix + key, unknown + suggestion(key, accepted), ", ".join(accepted) or "none")
         found = accepted[key].fault(value)
         if found is not None:
             place, got = found

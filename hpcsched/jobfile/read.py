@@ -282,7 +282,7 @@ def _array(job: Job, refuse: _Refuse) -> Array | None:
         return None
     name, index, at_once = (job.array.get(key) for key in ("name", "index", "at_once"))
     if name is None or index is None:
-        refuse("array", job.array)
+        refuse("array", job.array, _ACCEPTED["array"].words)
     if not NAME.fullmatch(name):
         refuse("array", name, _ACCEPTED["name"].words)
     return Array(name=name, index=index, at_once=at_once)

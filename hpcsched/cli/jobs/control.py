@@ -14,10 +14,10 @@ import click
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
-from hpcsched.cli.common import Number, dir_option, find_run, option, select
+from hpcsched.cli.common import Number, dir_option, find_run, job_names, option, select
 from hpcsched.cli.jobs import without_agent
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.jobs.given_jobs import of_command, sweep_options
-from hpcsched.cli.jobs.status import clock
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
@@ -65,7 +65,7 @@ class CommandRefused(HpcschedError):
 
 def _on_jobs(name: str, help_: str) -> click.Command:
     @click.command(name, help=help_)
-    @click.argument("jobs", nargs=-1, required=True)
+    @click.argument("jobs", nargs=-1, required=True, shell_complete=job_names)
     @dir_option
     @click.pass_context
     def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> int:
@@ -98,7 +98,7 @@ resume = _on_jobs("resume", "Let suspended JOBS go on." + _NOTHING)
 
 
 @click.command()
-@click.argument("jobs", nargs=-1)
+@click.argument("jobs", nargs=-1, shell_complete=job_names)
 @dir_option
 @click.option("--failed", is_flag=True, help="All jobs that have failed.")
 @click.option("--from-scratch", is_flag=True, help="From the beginning; checkpoints are put aside.")
@@ -328,7 +328,7 @@ def _gpus(text: str) -> str | int | dict[str, int]:
 
 
 @click.command()
-@click.argument("jobs", nargs=-1)
+@click.argument("jobs", nargs=-1, shell_complete=job_names)
 @dir_option
 @click.option("--timeout", type=Number(min=0), help="Give up after this many seconds.")
 @click.pass_context

@@ -8,7 +8,16 @@ import sys
 import click
 import msgspec
 
-from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, plural, say
+from hpcsched.cli.common import (
+    code_of,
+    dir_option,
+    find_run,
+    hint_at_runs,
+    job_names,
+    json_option,
+    plural,
+    say,
+)
 from hpcsched.cli.jobs import (
     about_background,
     about_batches,
@@ -17,7 +26,7 @@ from hpcsched.cli.jobs import (
     about_packing,
     about_sharing,
 )
-from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.jobs.without_agent import explained
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -32,7 +41,7 @@ from hpcsched.store.status import read_status
 
 
 @click.command()
-@click.argument("job", required=False)
+@click.argument("job", required=False, shell_complete=job_names)
 @dir_option
 @json_option
 @click.pass_context

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcsched.cli.common import plural
-from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option
-from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.report.tables import cores_text

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, select
+from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, job_names, select
 from hpcsched.cli.jobs.without_agent import read_all
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun
@@ -17,7 +17,7 @@ from hpcsched.store.status import read_status
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=job_names)
 @dir_option
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the job has ended.")
 @click.option("-n", "--lines", type=click.IntRange(min=0), help="The last N lines only.")

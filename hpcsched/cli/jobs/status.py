@@ -5,21 +5,35 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
-from functools import lru_cache, partial
 
 import click
 import msgspec
 
-from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, json_option, option, select
-from hpcsched.cli.jobs import about_arrays, about_batches, about_cpu, about_idle, without_agent
-from hpcsched.cli.jobs.about_arrays import Row
+from hpcsched.cli.common import (
+    code_of,
+    dir_option,
+    find_run,
+    hint_at_runs,
+    job_names,
+    json_option,
+    option,
+    select,
+)
+from hpcsched.cli.jobs import about_arrays, about_idle, without_agent
 from hpcsched.cli.jobs.about_leftover import in_a_line
+from hpcsched.cli.jobs.columns import (
+    DEFAULT_FORMAT,
+    aligned,
+    clock,
+    columns_of,
+    in_order,
+    shared_gpus,
+    table,
+)
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.printing import gpus as named
 from hpcsched.store.status import (
-    JobStatus,
     RunStatus,
     Status,
     age_s,
@@ -30,74 +44,15 @@ from hpcsched.store.status import (
 )
 
 
-@lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
-def clock(seconds: float) -> str:
-    """Slurm's way: MM:SS, H:MM:SS, D-HH:MM:SS."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
-    if days:
-        return f"{days}-{h:02}:{m:02}:{s:02}"
-    return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
-
-
-FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
-    "%i": ("JOBID", lambda j: str(j.id)),
-    "%j": ("NAME", lambda j: j.name),
-    "%u": ("USER", lambda j: j.user),
-    "%t": ("ST", lambda j: j.state.code),
-    "%T": ("STATE", lambda j: str(j.state)),
-    "%M": ("TIME", lambda j: clock(j.elapsed_s)),
-    "%L": ("LEFT", lambda j: "-" if j.eta_s is None else clock(j.eta_s)),
-    "%b": ("GPUS", lambda j: gpus(j)),
-    "%C": ("CPUS", lambda j: about_cpu.of_budget(j)),
-    "%m": ("MODEL", lambda j: j.model),
-    "%p": ("ROLE", lambda j: j.role or "-"),
-    "%s": ("STEP", lambda j: steps(j)),
-    "%S": ("SUSP", lambda j: str(j.suspensions)),
-    "%z": ("RESIZED", lambda j: str(j.resizes)),
-    "%a": ("ATTEMPT", lambda j: str(j.attempt)),
-    "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
-    "%B": ("BATCH", lambda j: about_batches.batch(j)),
-    "%W": ("WORKERS", lambda j: about_cpu.counts(j) or about_batches.workers(j)),
-    "%K": ("INDEX", lambda j: "-" if j.array_index is None else str(j.array_index)),
-    "%y": ("SIMILARITY", lambda j: about_batches.similarity(j)),
-    "%k": ("SAVES", lambda j: j.saves or "-"),
-    "%n": ("NOISE", lambda j: about_batches.noise_scale(j)),
-    "%R": ("NODELIST(REASON)", lambda j: where(j)),
-}
-DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
-_RIGHT = {"%i", "%M", "%L", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
-
-
-def gpus(job: JobStatus, shared: Container[int] = ()) -> str:
-    """Its GPUs, with a + where others have one of them (`shared`) too."""
-    named = about_cpu.held(job) or ",".join(map(str, job.gpus)) or "-"
-    return f"{named}+" if any(gpu in shared for gpu in job.gpus) else named
-
-
-def shared_gpus(jobs: Iterable[JobStatus]) -> set[int]:
-    """The GPUs that several of a run's jobs have."""
-    return {gpu for gpu, holders in Counter(gpu for job in jobs for gpu in job.gpus).items() if holders > 1}
-
-
-def steps(job: JobStatus) -> str:
-    done = "-" if job.step is None else str(job.step)
-    return done if job.steps is None else f"{done}/{job.steps}"
-
-
-def where(job: JobStatus) -> str:
-    reason = f"({job.reason})" if job.reason else ""
-    return " ".join(filter(None, [",".join(job.hosts), reason]))
-
-
 @click.command()
-@click.argument("jobs", nargs=-1)
+@click.argument("jobs", nargs=-1, shell_complete=job_names)
 @dir_option
 @click.option("-j", "--jobs", "more", metavar="IDS", multiple=True, help="These jobs only (ids, names, 3-7).")
 @click.option("--states", "-t", metavar="S", help="These states only: names or codes with commas, or all.")
 @option("--format", "-o", "format_", metavar="FORMAT", help="Columns, like squeue's: " + DEFAULT_FORMAT)
 @click.option("-r", "--array", is_flag=True, help="A line for each job of an array.")
+@click.option("--sort", "-S", metavar="KEYS", help="Order by columns, as squeue: -M,i (- turns it round).")
+@click.option("--parsable", "-P", is_flag=True, help="Columns with a vertical bar between them.")
 @click.option("--noheader", is_flag=True, help="No header line.")
 @click.option("--all", "-a", "all_runs", is_flag=True, help="All your runs instead, newest first.")
 @json_option
@@ -110,6 +65,8 @@ def status(
     states: str | None,
     format_: str | None,
     array: bool,
+    sort: str | None,
+    parsable: bool,
     noheader: bool,
     all_runs: bool,
     as_json: bool,
@@ -145,11 +102,16 @@ def status(
         chosen = [job for job in chosen if job.state in names]
     elif not wanted:
         chosen = [job for job in chosen if not job.state.final]
-    by_job = bool(wanted) or array or not any(job.array for job in chosen)
+    columns = columns_of(format_ or DEFAULT_FORMAT)
+    if sort:
+        chosen = in_order(chosen, sort)
+    by_job = bool(wanted) or array or parsable or not any(job.array for job in chosen)
     rows = None if by_job else about_arrays.rows(chosen, found.jobs)
     crowded = shared_gpus(found.jobs)
-    sys.stdout.write(table(chosen, format_ or DEFAULT_FORMAT, header=not noheader, shared=crowded, rows=rows))
-    if not wanted and not noheader:
+    sys.stdout.write(
+        table(chosen, columns, header=not noheader, shared=crowded, rows=rows, parsable=parsable)
+    )
+    if not (wanted or noheader or parsable):
         sys.stdout.write(_finished(found) + _edited(found))
     note(found)
     return code_of(rundir)
@@ -166,41 +128,6 @@ def _states(text: str | None) -> set[JobState] | None:
         accepted = ", ".join([*(f"{state} ({state.code})" for state in JobState), "all"])
         raise ConfigError(where="--states", got=repr(min(unknown)), accepted=accepted)
     return chosen
-
-
-def table(
-    jobs: list[JobStatus],
-    format_: str,
-    *,
-    header: bool,
-    shared: Container[int] = (),
-    rows: Sequence[Row] | None = None,
-) -> str:
-    """Aligned columns for these jobs, of which some have `shared` GPUs; `rows`: the lines of arrays."""
-    keys = format_.replace(",", " ").split()
-    for key in keys:
-        if key not in FIELDS:
-            accepted = ", ".join(f"{k} {name}" for k, (name, _) in FIELDS.items())
-            raise ConfigError(where="--format", got=repr(key), accepted=accepted)
-    texts = [partial(gpus, shared=shared) if key == "%b" else FIELDS[key][1] for key in keys]
-    if rows is None:
-        columns = [[text(job) for job in jobs] for text in texts]
-    else:
-        columns = [
-            [about_arrays.text(row, key, text) for row in rows] for key, text in zip(keys, texts, strict=True)
-        ]
-    if header:
-        columns = [[FIELDS[key][0], *column] for key, column in zip(keys, columns, strict=True)]
-    return _aligned(columns, [key in _RIGHT for key in keys])
-
-
-def _aligned(columns: list[list[str]], right: list[bool]) -> str:
-    widths = [max(map(len, column), default=0) for column in columns]
-    aligned = [f"%{'' if r else '-'}{width}s" for r, width in zip(right, widths, strict=True)]
-    if not right[-1]:
-        aligned[-1] = "%s"  # no blanks at the end of a line
-    line = "  ".join(aligned) + "\n"
-    return "".join([line % row for row in zip(*columns, strict=True)])
 
 
 def _all_runs(*, header: bool, as_json: bool) -> None:
@@ -222,7 +149,7 @@ def _all_runs(*, header: bool, as_json: bool) -> None:
             )
         )
     columns = [list(column) for column in zip(*rows, strict=True)]
-    sys.stdout.write(_aligned(columns, [False, False, True, True, True, False]) if rows else "")
+    sys.stdout.write(aligned(columns, [False, False, True, True, True, False]) if rows else "")
     if not found:
         click.echo("hpcsched: no runs of yours are known here", err=True)
     elif any(run.stale and run.state for run in found):

@@ -18,7 +18,8 @@ import click
 from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
 from hpcsched.cli.jobs import about_cpu, about_idle, batch_job_status
 from hpcsched.cli.jobs.about_leftover import in_a_line
-from hpcsched.cli.jobs.status import asked, clock, shared_gpus, silent_gpus, steps, where
+from hpcsched.cli.jobs.columns import clock, shared_gpus, steps, where
+from hpcsched.cli.jobs.status import asked, silent_gpus
 from hpcsched.cli.jobs.without_agent import read_all, what_takes_them
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError

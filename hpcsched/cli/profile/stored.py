@@ -11,6 +11,7 @@ import click
 
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
+from hpcsched.printing import suggestion
 from hpcsched.store.profiles import format_profiles, load_profiles, save_profiles
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def show(model: str, source: str | None, database: Path | None, as_json: bool) -
         listed = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
         raise ConfigError(
             where=where,
-            got=f"no profile of {model!r}",
+            got=f"no profile of {model!r}{suggestion(model, names)}",
             accepted=listed or "nothing: it is empty; measure or import",
         )
     print_profiles(found, as_json)

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpcsched.agent.job_folder import gpus_named
 from hpcsched.cli.jobs.about_cpu import there
-from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev

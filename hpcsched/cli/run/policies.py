@@ -46,6 +46,12 @@ class OnceWithCommas(Once):
     accepted = "one list, with commas"
 
 
+def complete(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Policies for a shell to complete: the last of a list with commas."""
+    before, comma, last = begun.rpartition(",")
+    return [f"{before}{comma}{name}" for name in POLICIES if name.startswith(last)]
+
+
 def names_in(text: str, *, where: str = "--policy") -> list[str]:
     """The policies in a list with commas; raises ConfigError for one that there is not."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",")))

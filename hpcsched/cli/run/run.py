@@ -70,6 +70,8 @@ _MARGIN = "Safety margin before the end of the allocation, besides the time to s
 
 _RELEASE = "Minutes after which nodes that nothing could use are given back; default: never."
 
+_POLICY = f"Policy: {policies.ALL}."
+
 _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; failed jobs run again."
 
 KEPT_SEARCH = "search.toml"
@@ -87,7 +89,7 @@ KEPT_SEARCH = "search.toml"
     default="auto",
     help="Devices: auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED].",
 )
-@option("--policy", metavar="P", cls=policies.Once, help=f"Policy: {policies.ALL}.")
+@option("--policy", metavar="P", cls=policies.Once, shell_complete=policies.complete, help=_POLICY)
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
 @option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")

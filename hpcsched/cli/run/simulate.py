@@ -79,7 +79,9 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
     help=f"Models of jobs on CPU cores: files, or names of shipped ones ({SHIPPED}).",
 )
 @option("--profiles", metavar="F", multiple=True, help="Profile files, or names of shipped ones.")
-@option("--policy", metavar="P,...", cls=policies.OnceWithCommas, help=_POLICIES)
+@option(
+    "--policy", metavar="P,...", cls=policies.OnceWithCommas, shell_complete=policies.complete, help=_POLICIES
+)
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option("--device-type", metavar="T", default="", help="Device type whose profiles count.")
 @option(

@@ -15,7 +15,7 @@ import click
 
 from hpcsched.accounts import user_name
 from hpcsched.cli.common import Renamed, check_chart, find_run, goes_on
-from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.run import staying
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.live import stamp

@@ -23,7 +23,7 @@ from hpcsched.cli.common import (
     option,
     variable,
 )
-from hpcsched.cli.jobs.status import clock
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.site import batch_scripts
 from hpcsched.core.mechanisms.cpu.cores import WHOLE
 from hpcsched.core.model import JobSpec

@@ -245,3 +245,10 @@ def test_the_shipped_site_settings_are_accepted(hpcsched: Hpcsched) -> None:
     for file in (ROOT / "site-config").glob("*.toml"):
         done = hpcsched("config", "show", "--origin", HPCSCHED_SITE_CONFIG=str(file))
         assert done.returncode == 0 and file.name in done.stdout, done.stderr
+
+
+def test_bash_completes_commands(hpcsched: Hpcsched) -> None:
+    done = hpcsched("completion", "bash")
+    assert done.returncode == 0 and "_HPCSCHED_COMPLETE=bash_complete" in done.stdout
+    told = hpcsched(_HPCSCHED_COMPLETE="bash_complete", COMP_WORDS="hpcsched expl", COMP_CWORD="1")
+    assert told.stdout == "plain,explain\n"

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+from hpcsched.cli.jobs.columns import columns_of, table
 from hpcsched.cli.jobs.explain import what_is_next
-from hpcsched.cli.jobs.status import table
 from hpcsched.cli.jobs.top import Screen
 from hpcsched.cli.main import cli
 from hpcsched.cli.run.live import LiveTable, sentences
@@ -69,7 +69,7 @@ def seen(driver: Driver, path: Path) -> Status:
 
 
 def columns(status: Status, format_: str) -> list[list[str]]:
-    return [line.split() for line in table(status.jobs, format_, header=False).splitlines()]
+    return [line.split() for line in table(status.jobs, columns_of(format_), header=False).splitlines()]
 
 
 def following(driver: Driver, job: str) -> list[str]:

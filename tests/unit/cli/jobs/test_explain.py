@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.jobs.explain import what_is_next
-from hpcsched.cli.jobs.status import clock
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcsched.cli.jobs.about_leftover import in_a_line
+from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.jobs.explain_run import Smaller, commands, lines_of, page_of, smaller_allocation
-from hpcsched.cli.jobs.status import clock
 from hpcsched.core import events as ev
 from hpcsched.core.transitions.outcome import RELEASE
 from hpcsched.store.rundir import RunRecord

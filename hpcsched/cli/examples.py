@@ -1,0 +1,78 @@
+"""What stands at the end of each command's `--help`: command lines to begin with."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "run": (
+        "hpcsched run jobs.toml",
+        "hpcsched run --each lr=1e-3,1e-2 -- python train.py --lr {lr}",
+        "hpcsched run --stay --idle-timeout 30m --detach",
+        "hpcsched run --resume",
+    ),
+    "submit": (
+        "hpcsched submit jobs.toml",
+        "hpcsched submit --gpus 2 -- python train.py --lr 1e-3",
+        "hpcsched submit --array 0-15%4 -- python train.py --fold {index}",
+        "hpcsched submit --after train -- python test.py",
+    ),
+    "status": (
+        "hpcsched status",
+        "hpcsched status --states all",
+        "hpcsched status --sort -M -o '%i %j %t %M %R'",
+        "hpcsched status --all",
+    ),
+    "top": ("hpcsched top", "hpcsched top -n 1"),
+    "explain": ("hpcsched explain", "hpcsched explain train"),
+    "cancel": ("hpcsched cancel train", "hpcsched cancel 3-7,9"),
+    "hold": ("hpcsched hold train", "hpcsched hold 3-7"),
+    "release": ("hpcsched release train",),
+    "suspend": ("hpcsched suspend train",),
+    "resume": ("hpcsched resume train",),
+    "retry": ("hpcsched retry --failed", "hpcsched retry train --from-scratch"),
+    "drain": ("hpcsched drain", "hpcsched drain --no-wait"),
+    "logs": ("hpcsched logs train -f", "hpcsched logs 3 -n 20"),
+    "wait": ("hpcsched wait", "hpcsched wait train --timeout 3600"),
+    "history": ("hpcsched history", "hpcsched history --all -n 20 --states failed"),
+    "report": ("hpcsched report", "hpcsched report -o run.html"),
+    "profile": ("hpcsched profile list",),
+    "profile run": (
+        "hpcsched profile run jobs.toml --job train",
+        "hpcsched profile run --model train --progress-pattern 'step (\\d+)' -- python train.py",
+    ),
+    "profile layers": ("hpcsched profile layers mymodels:Net",),
+    "profile pack": ("hpcsched profile pack jobs.toml --counts 1,2,4",),
+    "profile vsw": ("hpcsched profile vsw --trainer mymodels:Net -o costs.json",),
+    "profile list": ("hpcsched profile list", "hpcsched profile list --from marble-summit"),
+    "profile show": ("hpcsched profile show ResNet-50 --from marble-summit",),
+    "profile import": ("hpcsched profile import profiles.json",),
+    "profile export": ("hpcsched profile export train -o train.json",),
+    "simulate": (
+        "hpcsched simulate jobs.toml --gpus-per-node 4",
+        "hpcsched simulate jobs.toml --gpus-per-node 4 --policy marble,planner --gantt plan.svg",
+    ),
+    "plan": ("hpcsched plan burst vgg16-a100 --gpus 8 --global-batch 32",),
+    "plan burst": ("hpcsched plan burst vgg16-a100 --gpus 8 --global-batch 32",),
+    "plan pack": ("hpcsched plan pack costs.json",),
+    "plan ps": ("hpcsched plan ps nearchus-a --cpus 8",),
+    "plan vsw": ("hpcsched plan vsw costs.json --global-batch 256",),
+    "tune": ("hpcsched tune search.toml",),
+    "script": (
+        "hpcsched script slurm jobs.toml --time 4h --gpus-per-node 4 -o job.sbatch",
+        "hpcsched script lsf jobs.toml --time 4h --gpus-per-node 4 -o job.lsf",
+    ),
+    "doctor": ("hpcsched doctor", "hpcsched doctor --bundle"),
+    "journal": ("hpcsched journal check",),
+    "journal check": ("hpcsched journal check", "hpcsched journal check --dir hpcsched-run-2"),
+    "journal repair": ("hpcsched journal repair",),
+    "completion": ('eval "$(hpcsched completion bash)"',),
+    "config": ("hpcsched config show --origin",),
+    "config show": ("hpcsched config show --origin",),
+    "config trust": ("hpcsched config trust", "hpcsched config trust ../project/hpcsched.toml"),
+}
+"""By the command's path. Each must parse: a test tries them."""
+
+
+def of(path: str) -> str:
+    """The end of a command's help; empty if it has no examples."""
+    lines = EXAMPLES.get(path, ())
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines) if lines else ""
