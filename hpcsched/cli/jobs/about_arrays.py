@@ -17,6 +17,9 @@ _MOST_ALIVE = (
 )
 
 
+_WAITING = (JobState.PENDING, JobState.HELD, JobState.SUSPENDED)
+
+
 @dataclass(frozen=True)
 class Row:
     """A line: jobs of one array, or one job. `array`: all jobs of that array, also those not shown."""
@@ -74,5 +77,8 @@ def _where(row: Row) -> str:
     counts = Counter(job.state.code for job in row.array)
     codes = dict.fromkeys(state.code for state in _MOST_ALIVE)
     said = ", ".join(f"{counts[code]} {code}" for code in codes if counts[code])
+    reasons = Counter(job.reason for job in row.jobs if job.reason and job.state in _WAITING)
+    if reasons:
+        said += f"; {reasons.most_common(1)[0][0]}"
     hosts = ",".join(sorted({host for job in row.jobs for host in job.hosts}))
     return " ".join(filter(None, [hosts, f"({len(row.array)} jobs: {said})"]))

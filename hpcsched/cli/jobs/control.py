@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
@@ -17,7 +18,7 @@ from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
 from hpcsched.cli.common import Number, dir_option, find_run, job_names, option, select
 from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.columns import clock
-from hpcsched.cli.jobs.given_jobs import of_command, sweep_options
+from hpcsched.cli.jobs.given_jobs import WithDirectives, exported, of_command, sweep_options
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
@@ -30,6 +31,8 @@ from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import Status, age_s, read_status
 
 ANSWER_WITHIN_S = 10.0
+
+_EXPORT = "Variables for the jobs: names, with your values here, or NAME=VALUE."
 
 
 def _ask(rundir: RunDir, command: Command) -> Answer:
@@ -154,7 +157,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
     return 0
 
 
-@click.command(context_settings={"ignore_unknown_options": False})
+@click.command(cls=WithDirectives)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @dir_option
 @option("--name", "-J", metavar="NAME", help="Name (default: the program's, with a number).")
@@ -164,6 +167,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
 @option("--after", metavar="JOB", multiple=True, help="Start when this job has completed; can be repeated.")
 @option("--output", "-o", metavar="PATTERN", help="Output file, with %j %x %a %N %u.")
 @option("--retries", type=int, help="Failures in a row allowed (2).")
+@click.option("--export", metavar="NAME,...", multiple=True, help=_EXPORT)
 @option(
     "--processes",
     metavar="P",
@@ -187,6 +191,7 @@ def submit(
     after: tuple[str, ...],
     output: str | None,
     retries: int | None,
+    export: tuple[str, ...],
     processes: str,
     one_process: bool,
     update: bool,
@@ -198,19 +203,23 @@ def submit(
 ) -> int:
     """Put jobs into a run: `submit JOBS.toml`, or `submit [options] -- COMMAND...`; prints their ids.
 
+    Jobs have the environment of the run, not of this command; see --export. Options may stand in lines
+    `#HPCSCHED --gpus 2` at the top of a script that is the command.
+
     Without a running agent they wait in the run directory for the next `hpcsched run`. Differences from jobs
     that the run has already are listed, and applied with --update. Exit code 2: one was not applied.
     """
     rundir = find_run(ctx, dir_, begins=not update)
     living, taken = _names(rundir)
     if len(words) == 1 and words[0].endswith(".toml"):
+        _of_commands_only(ctx)
         path = Path(words[0])
         user = user_name()
         jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, again=True).jobs
     elif words:
         optional = {"model": model, "steps": steps, "output": output, "retries": retries}
         keys: dict[str, Any] = {key: value for key, value in optional.items() if value is not None}
-        keys |= {"gpus": _gpus(gpus), "after": list(after)}
+        keys |= {"gpus": _gpus(gpus), "after": list(after), "env": exported(export)}
         keys["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
         jobs = of_command(
             words,
@@ -247,6 +256,15 @@ def submit(
     for called, ids in new.items():
         click.echo(f"submitted job{'s' * (len(ids) > 1)} {spans(ids)} ({called})")
     return 2 if answer.kept else 0
+
+
+def _of_commands_only(ctx: click.Context) -> None:
+    """Refuse options that say of a command what a job file says itself."""
+    beside = ("words", "dir_", "update", "parsable", *jobfile.ENVIRONMENTS)
+    for parameter in ctx.command.params:
+        said = ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if said and parameter.name not in beside:
+            raise click.UsageError(f"{parameter.opts[0]} goes with a command: a job file says that itself")
 
 
 def _leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:

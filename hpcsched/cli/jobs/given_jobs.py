@@ -24,6 +24,10 @@ _EACH = "One job for each value: lr=1e-3,1e-2 or seed=1..5, with {lr} in the com
 _ARRAY = "As sbatch's: one job for each number, with {index} in the command; %4: four at once."
 _AT_ONCE = "With --each or --array: so many of the jobs under way at a time."
 
+DIRECTIVES_WITHIN = 2**16
+"""Characters of a script that are looked at for #HPCSCHED lines."""
+
+_DIRECTIVE = re.compile(r"#HPCSCHED\s+(.*)")
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
@@ -77,6 +81,49 @@ def of_command(
         if name or not numbered or not any(job.name in taken for job in found):
             return found
     raise AssertionError("there are more numbers than names")
+
+
+def exported(given: Sequence[str]) -> dict[str, str]:
+    """The variables of --export: by name with the caller's values, or as NAME=VALUE. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for word in (word for text in given for word in text.split(",") if word):
+        name, equals, value = word.partition("=")
+        if not equals and name not in os.environ:
+            accepted = "names of variables that are set, or NAME=VALUE, with commas"
+            raise ConfigError(where="--export", got=f"{name}: not set here", accepted=accepted)
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+class WithDirectives(click.Command):
+    """A command that reads options from `#HPCSCHED` lines at the top of the script that it is given.
+
+    As sbatch reads #SBATCH: up to the first line that is neither empty nor a comment; what stands on the
+    command line goes before it.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = self.make_parser(ctx).parse_args(list(args))[0].get("words") or ()
+        return super().parse_args(ctx, [*_directives(words[0] if words else ""), *args])
+
+
+def _directives(script: str) -> list[str]:
+    options: list[str] = []
+    try:
+        with Path(script).open(encoding="utf-8", errors="strict") as file:
+            head = file.read(DIRECTIVES_WITHIN)
+    except (OSError, UnicodeDecodeError, ValueError):
+        return []  # no script
+    for number, line in enumerate(head.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            break
+        if found := _DIRECTIVE.match(line):
+            try:
+                options += shlex.split(found[1], comments=True)
+            except ValueError as error:
+                where = f"{script}:{number}"
+                raise ConfigError(where=where, got=str(error), accepted="#HPCSCHED OPTIONS") from None
+    return options
 
 
 def program(words: Sequence[str]) -> str:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option
+from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option, plural
 from hpcsched.cli.jobs.columns import clock
 from hpcsched.core.model import JobState
-from hpcsched.errors import ConfigError
+from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.report.tables import cores_text
+from hpcsched.store.rundir import RunDir
+from hpcsched.store.status import read_status
 
 if TYPE_CHECKING:
     from hpcsched.store.database import FinishedJob, TrialEntry
@@ -50,12 +52,12 @@ def history(
     path = database_path(database)
     run_id = None
     if not all_runs:
-        record = find_run(ctx, dir_).read_record()
+        rundir = find_run(ctx, dir_)
+        record = rundir.read_record()
         if record is None:
-            raise ConfigError(
-                where="--dir", got="no run there", accepted="a run directory, or --all for all runs"
-            )
+            raise NoSuchRun(f"no run has begun in {rundir.root}; name one with --dir, or --all for all runs")
         run_id = record.id
+        _tell_of_unfinished(rundir)
     if trials:
         with Database(path) as opened:
             _show_trials(opened.trials(run_id=run_id)[-(last or 0) :], parsable=parsable, as_json=as_json)
@@ -97,6 +99,18 @@ def history(
             )
         )
     _print(rows, parsable=parsable)
+
+
+def _tell_of_unfinished(rundir: RunDir) -> None:
+    """Say where the jobs are that have ended in a run which goes on."""
+    try:
+        status = read_status(rundir)
+    except HpcschedError:
+        return
+    over = sum(job.state.final for job in status.jobs)
+    if over and status.run.state in ("RUNNING", "DRAINING"):
+        what = f"{plural(over, 'job')} ended so far in this run, which goes on"
+        click.echo(f"hpcsched: {what}: `hpcsched status --states all` has them", err=True)
 
 
 def _on_cores(job: FinishedJob) -> tuple[float, float] | None:

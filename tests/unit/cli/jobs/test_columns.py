@@ -64,7 +64,7 @@ def test_an_array_is_one_line() -> None:
     shown = [job for job in jobs if not job.state.final]
     rows = about_arrays.rows(shown, jobs)
     assert lines(shown, "%i %.8j %t %b %s %L %K %R", rows=rows) == [
-        "2-4     train  R   0,1,2,3  50/300  -  -  node0 (4 jobs: 1 R, 2 PD, 1 CD)",
+        "2-4     train  R   0,1,2,3  50/300  -  -  node0 (4 jobs: 1 R, 2 PD, 1 CD; Resources)",
         "  5  a-traini  PD  -         -/100  -  -  (Resources)",
     ]
     jobs[1].state = JobState.SUSPENDED

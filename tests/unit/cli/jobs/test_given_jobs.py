@@ -1,0 +1,142 @@
+"""Jobs from a command line: names, values, arrays, variables, lines in scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from rundirs import a_home
+
+from hpcsched.agent.inbox import Inbox
+from hpcsched.cli.jobs.given_jobs import exported, is_job_file, of_command, program
+from hpcsched.cli.main import cli
+from hpcsched.core.model import JobSpec
+from hpcsched.errors import ConfigError
+from hpcsched.store.rundir import RunDir
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return a_home(tmp_path, monkeypatch)
+
+
+def made(*words: str, **rest: Any) -> tuple[JobSpec, ...]:
+    return of_command(words, {}, where="submit", **rest)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["python", "train.py", "--lr", "1"], "train"),
+        (["/usr/bin/python3.11", "-u", "a/b/train.py"], "train"),
+        (["python", "-m", "pkg.train", "x"], "train"),
+        (["python", "-c", "print()"], "python"),
+        (["bash", "run.sh"], "run"),
+        (["./train.sh"], "train.sh"),
+        (["torchrun", "train.py"], "torchrun"),
+    ],
+)
+def test_a_job_is_named_after_its_program(words: list[str], name: str) -> None:
+    assert program(words) == name and made(*words)[0].name == name
+
+
+def test_a_name_that_is_taken_gets_a_number_for_all_of_its_array() -> None:
+    assert made("x", taken=["x", "x-2"], numbered=True)[0].name == "x-3"
+    jobs = made("x", "{a}", each=["a=1,2"], taken=["x-2", "x-2-1"], numbered=True)
+    assert [job.name for job in jobs] == ["x-3-1", "x-3-2"]
+    with pytest.raises(ConfigError, match="x"):
+        made("x", name="x", taken=["x"], numbered=True)
+
+
+def test_values_are_texts_as_they_are_written() -> None:
+    jobs = made("x", "{lr}", "{s}", each=["lr=1e-3,0.10", "s=8..9"], at_once=2)
+    assert [job.command[1:] for job in jobs] == [("1e-3", "8"), ("1e-3", "9"), ("0.10", "8"), ("0.10", "9")]
+    assert {job.array.at_once for job in jobs if job.array} == {2}
+
+
+@pytest.mark.parametrize(
+    ("array", "numbers", "at_once"),
+    [
+        ("1-3", [1, 2, 3], None),
+        ("0-15:5%2", [0, 5, 10, 15], 2),
+        ("7,1-2,7", [7, 1, 2], None),
+        ("4", [4], None),
+    ],
+)
+def test_arrays_are_sbatchs(array: str, numbers: list[int], at_once: int | None) -> None:
+    jobs = made("x", "{index}", array=array)
+    assert [job.command[1] for job in jobs] == [str(n) for n in numbers]
+    assert [job.array.index for job in jobs if job.array] == numbers
+    assert {job.array.at_once for job in jobs if job.array} == {at_once}
+    assert [job.name for job in jobs] == [f"x-{n}" for n in numbers]
+
+
+@pytest.mark.parametrize("array", ["", "3-1", "a", "1-2%", "1-2%0", "1-2%x", "1-", "-1", "1-5:0", "0-99999"])
+def test_wrong_arrays_are_refused(array: str) -> None:
+    with pytest.raises(ConfigError, match="--array"):
+        made("x", array=array)
+
+
+@pytest.mark.parametrize("each", [["a"], ["a="], ["=1"], ["a=1", "a=2"], ["index=1"], ["b=1"]])
+def test_wrong_values_are_refused(each: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        made("x", "{a}", each=each)
+
+
+@pytest.mark.parametrize(
+    "rest", [{"at_once": 1}, {"each": ["a=1"], "array": "1"}, {"array": "1%2", "at_once": 2}]
+)
+def test_what_does_not_go_together_is_refused(rest: dict[str, Any]) -> None:
+    with pytest.raises(click.UsageError):
+        made("x", "{a}", **rest)
+
+
+def test_job_files_and_commands_are_told_apart(home: Path) -> None:
+    assert is_job_file(["jobs.toml"]) and is_job_file(["some/jobs.toml"]) and is_job_file(["nothing"])
+    assert not is_job_file(["true"]) and not is_job_file(["./x"]) and not is_job_file(["a.toml", "b"])
+
+
+def test_variables_by_name_and_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOO", "bar")
+    assert exported(["FOO,A=1", "B=x=y,"]) == {"FOO": "bar", "A": "1", "B": "x=y"}
+    with pytest.raises(ConfigError, match="NONE: not set here"):
+        exported(["NONE"])
+
+
+SCRIPT = """#!/bin/sh
+#SBATCH --gpus=8
+#HPCSCHED --name fine --each lr=1,2   # and more
+
+#HPCSCHED --export X=1
+echo
+#HPCSCHED --name late
+"""
+
+
+def test_lines_of_a_script_are_options_and_the_command_line_goes_first(home: Path) -> None:
+    (home / "job.sh").write_text(SCRIPT)
+    for words in (["./job.sh", "{lr}"], ["--name", "mine", "--", "./job.sh", "{lr}"]):
+        assert CliRunner().invoke(cli, ["submit", *words], standalone_mode=False).return_value == 0
+    jobs = [job for _, command in Inbox.peek(RunDir(home / "hpcsched-run")) for job in command.jobs]
+    assert [job.name for job in jobs] == ["fine-1", "fine-2", "mine-1", "mine-2"]
+    assert all(job.env == {"X": "1"} for job in jobs)
+
+
+def test_a_wrong_line_is_refused_with_its_number(home: Path) -> None:
+    (home / "job.sh").write_text("#!/bin/sh\n#HPCSCHED --name 'x\n")
+    done = CliRunner().invoke(cli, ["submit", "./job.sh"], standalone_mode=False)
+    assert isinstance(done.exception, ConfigError) and "./job.sh:2" in str(done.exception)
+    (home / "job.sh").write_text("#HPCSCHED --nme x\n")
+    assert isinstance(
+        CliRunner().invoke(cli, ["submit", "./job.sh"], standalone_mode=False).exception, click.UsageError
+    )
+
+
+@pytest.mark.parametrize("words", [["--name", "x"], ["--gpus", "2"], ["--each", "a=1"], ["--export", "A=1"]])
+def test_a_job_file_takes_no_options_of_commands(words: list[str], home: Path) -> None:
+    (home / "jobs.toml").write_text('schema = 1\n[[job]]\nname = "a"\ncommand = ["x"]\n')
+    done = CliRunner().invoke(cli, ["submit", *words, "jobs.toml"], standalone_mode=False)
+    assert isinstance(done.exception, click.UsageError) and words[0] in str(done.exception)
