@@ -42,6 +42,11 @@ def gpus(numbers: Iterable[int]) -> str:
     return f"GPU{'s' * (len(found) != 1)} {spans(found)}"
 
 
+def said_cores(cores: float) -> str:
+    """A number of CPU cores as it stands where others have GPU counts: `0.9c`."""
+    return f"{round(cores, 1 if cores >= 10 else 2):g}c"
+
+
 def _escaped(found: re.Match[str]) -> str:
     number = ord(found[0])
     return f"\\x{number:02x}" if number < 256 else f"\\u{number:04x}"

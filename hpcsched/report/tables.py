@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from hpcsched.core.model import JobState, Role
+from hpcsched.printing import said_cores
 from hpcsched.report.result import AttemptResult, JobResult, Result
 
 _SHOWN_H = 0.005
@@ -235,11 +236,6 @@ def _there(result: Result) -> str:
     return f"{gpus} and {cores}" if result.on_gpus else cores
 
 
-def cores_text(cores: float) -> str:
-    """A number of CPU cores as it stands where others have GPU counts: `0.9c`."""
-    return f"{round(cores, 1 if cores >= 10 else 2):g}c"
-
-
 def duration(seconds: float) -> str:
     """A duration with its unit, as text: `59.9 s`, from an hour on `1:02:03`."""
     return _clock(seconds) if seconds >= _HOUR_S else f"{seconds:.1f} s"
@@ -306,7 +302,7 @@ def stretches(job: JobResult, arrow: str = " > ", most: int = 4) -> str:
 
 def _held(attempt: AttemptResult) -> str:
     if attempt.role is Role.CORES:
-        return cores_text(attempt.cores)
+        return said_cores(attempt.cores)
     return f"{len(attempt.gpus)}{'+' if attempt.role in _TOGETHER else attempt.role[0]}"
 
 

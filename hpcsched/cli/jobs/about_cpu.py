@@ -9,29 +9,13 @@ from hpcsched.cli.common import plural
 from hpcsched.core.mechanisms.cpu.cores import WHOLE, most_cores
 from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState, Usage
-from hpcsched.report.tables import cores_text
 
 if TYPE_CHECKING:
     from hpcsched.core.jobs import Job
     from hpcsched.core.machine import Machine
     from hpcsched.core.mechanisms.cpu.mechanism import Cpu
     from hpcsched.policy.cpu.dtconfig import ScalingSearch
-    from hpcsched.store.status import CoresStatus, JobStatus
-
-
-def held(job: JobStatus) -> str:
-    """The CPU cores that a job holds, in the column of GPUs: 0.6c; empty if it holds none."""
-    return cores_text(job.cores.held) if job.cores and job.cores.host else ""
-
-
-def of_budget(job: JobStatus) -> str:
-    """The cores that a job holds, of its budget: 0.6/2."""
-    return f"{job.cores.held:.4g}/{job.cores.budget:.4g}" if job.cores else "-"
-
-
-def counts(job: JobStatus) -> str:
-    """The servers and workers of a job: 1+2; empty if it has none."""
-    return f"{len(job.cores.servers)}+{len(job.cores.workers)}" if job.cores and job.cores.servers else ""
+    from hpcsched.store.status import CoresStatus
 
 
 def _cpu(machine: Machine) -> Cpu:

@@ -10,10 +10,11 @@ from functools import lru_cache, partial
 from math import inf
 from typing import Any
 
-from hpcsched.cli.jobs import about_arrays, about_batches, about_cpu
+from hpcsched.cli.jobs import about_arrays, about_batches
 from hpcsched.cli.jobs.about_arrays import Row
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
+from hpcsched.printing import said_cores
 from hpcsched.store.status import JobStatus
 
 
@@ -37,7 +38,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%M": ("TIME", lambda j: clock(j.elapsed_s)),
     "%L": ("LEFT", lambda j: "-" if j.eta_s is None else clock(j.eta_s)),
     "%b": ("GPUS", lambda j: gpus(j)),
-    "%C": ("CPUS", lambda j: about_cpu.of_budget(j)),
+    "%C": ("CPUS", lambda j: _of_budget(j)),
     "%m": ("MODEL", lambda j: j.model),
     "%p": ("ROLE", lambda j: j.role or "-"),
     "%s": ("STEP", lambda j: steps(j)),
@@ -46,7 +47,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%a": ("ATTEMPT", lambda j: str(j.attempt)),
     "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
     "%B": ("BATCH", lambda j: about_batches.batch(j)),
-    "%W": ("WORKERS", lambda j: about_cpu.counts(j) or about_batches.workers(j)),
+    "%W": ("WORKERS", lambda j: _counts(j) or about_batches.workers(j)),
     "%K": ("INDEX", lambda j: "-" if j.array_index is None else str(j.array_index)),
     "%y": ("SIMILARITY", lambda j: about_batches.similarity(j)),
     "%k": ("SAVES", lambda j: j.saves or "-"),
@@ -57,9 +58,24 @@ DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
 _RIGHT = {"%i", "%M", "%L", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
 
 
+def cores_held(job: JobStatus) -> str:
+    """The CPU cores that a job holds, in the column of GPUs: 0.6c; empty if it holds none."""
+    return said_cores(job.cores.held) if job.cores and job.cores.host else ""
+
+
+def _of_budget(job: JobStatus) -> str:
+    """The cores that a job holds, of its budget: 0.6/2."""
+    return f"{job.cores.held:.4g}/{job.cores.budget:.4g}" if job.cores else "-"
+
+
+def _counts(job: JobStatus) -> str:
+    """The servers and workers of a job: 1+2; empty if it has none."""
+    return f"{len(job.cores.servers)}+{len(job.cores.workers)}" if job.cores and job.cores.servers else ""
+
+
 def gpus(job: JobStatus, shared: Container[int] = ()) -> str:
     """Its GPUs, with a + where others have one of them (`shared`) too."""
-    named = about_cpu.held(job) or ",".join(map(str, job.gpus)) or "-"
+    named = cores_held(job) or ",".join(map(str, job.gpus)) or "-"
     return f"{named}+" if any(gpu in shared for gpu in job.gpus) else named
 
 

@@ -14,7 +14,7 @@ from hpcsched.cli.common import database_path, dir_option, find_run, json_option
 from hpcsched.cli.jobs.columns import clock
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError, NoSuchRun
-from hpcsched.report.tables import cores_text
+from hpcsched.printing import said_cores
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
 
@@ -91,7 +91,7 @@ def history(
                 "-" if job.exit is None else exit_text(job.exit),
                 started,
                 taken,
-                cores_text(cores[0]) if cores else str(job.gpus_max),
+                said_cores(cores[0]) if cores else str(job.gpus_max),
                 f"{job.gpu_hours:.3f}",
                 *(f"{cores[1]:.3f}" if cores else "-" for _ in core_hours),
                 str(job.suspensions),

@@ -16,9 +16,9 @@ from typing import Any
 import click
 
 from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
-from hpcsched.cli.jobs import about_cpu, about_idle, batch_job_status
+from hpcsched.cli.jobs import about_idle, batch_job_status
 from hpcsched.cli.jobs.about_leftover import in_a_line
-from hpcsched.cli.jobs.columns import clock, shared_gpus, steps, where
+from hpcsched.cli.jobs.columns import clock, cores_held, shared_gpus, steps, where
 from hpcsched.cli.jobs.status import asked, silent_gpus
 from hpcsched.cli.jobs.without_agent import read_all, what_takes_them
 from hpcsched.core.model import JobState
@@ -313,7 +313,7 @@ class Screen:
         yield _fit(job.name, names)
         yield job.state.code
         yield job.role or "-"
-        yield about_cpu.held(job) or spans(job.gpus) + "+" * (not shared.isdisjoint(job.gpus))
+        yield cores_held(job) or spans(job.gpus) + "+" * (not shared.isdisjoint(job.gpus))
         yield steps(job)
         yield done
         yield clock(job.elapsed_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +11,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from hpcsched.accounts import user_name
-from hpcsched.agent.inbox import Inbox
 from hpcsched.cli.common import say, select
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.reasons import Reason, Why
@@ -38,6 +37,8 @@ def read_all(rundir: RunDir, read: Callable[[RunDir], Status] = read_status) -> 
         if status.run.state in ("RUNNING", "DRAINING") and not status.run.stale:
             return status
         waiting = _waiting(rundir, status.jobs)
+    from hpcsched.accounts import user_name
+
     first, user = max((job.id for job in status.jobs), default=0) + 1, user_name()
     status.jobs += [_pending(job_id, spec, user) for job_id, spec in enumerate(waiting, first)]
     return status
@@ -45,7 +46,11 @@ def read_all(rundir: RunDir, read: Callable[[RunDir], Status] = read_status) -> 
 
 def anything_waits(rundir: RunDir) -> bool:
     """Whether there is anything in the inbox: cheap."""
-    return bool(Inbox.waiting(rundir))
+    try:
+        with os.scandir(rundir.inbox / "new") as waiting:
+            return any(True for _ in waiting)
+    except OSError:
+        return False
 
 
 def what_takes_them(status: Status) -> str | None:
@@ -118,6 +123,8 @@ def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
 
 
 def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
+    from hpcsched.agent.inbox import Inbox
+
     gone = set(names)
     commands = [(name, command) for name, command in Inbox.peek(rundir) if command.command == "submit"]
     specs = [spec for _, command in commands for spec in command.jobs]
@@ -138,6 +145,8 @@ def _waiting(rundir: RunDir, known: Sequence[JobStatus]) -> list[JobSpec]:
     """The new jobs of the submits that wait, in the order in which an agent takes them."""
     if not anything_waits(rundir):
         return []
+    from hpcsched.agent.inbox import Inbox
+
     names = {job.name for job in known}
     found: dict[str, JobSpec] = {}
     for _, command in Inbox.peek(rundir):

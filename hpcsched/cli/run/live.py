@@ -23,8 +23,7 @@ from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
 from hpcsched.core.saving import what_is_lost
-from hpcsched.printing import printable
-from hpcsched.report.tables import cores_text
+from hpcsched.printing import printable, said_cores
 
 MOST_LINES = 12
 """Unfinished jobs shown in the live table; the rest is a count."""
@@ -315,7 +314,7 @@ class LiveTable:
                 str(job.id),
                 job.spec.name,
                 f"{job.state.code}{'' if job.ready else '*'}",
-                cores_text(cores_of(job.current.seats)) if job.current.seats else _numbers(job.current.gpus),
+                said_cores(cores_of(job.current.seats)) if job.current.seats else _numbers(job.current.gpus),
                 str(job.role),
                 bar,
                 str(job.step) if job.spec.steps is None else f"{job.step}/{job.spec.steps}",

@@ -58,7 +58,7 @@ def test_commands_stand_in_groups() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["staus"], "did you mean 'status'"),
+        (["stat"], "did you mean 'status'"),
         (["submit", "bad.toml"], "unknown key; did you mean 'command'?"),
         (["status", "tarin"], "did you mean 'train'?"),
     ],

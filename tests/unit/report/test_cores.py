@@ -25,10 +25,11 @@ from hpcsched.cli.run.results import bounds_of, overhead_s, result_of
 from hpcsched.contract.seats import Seat
 from hpcsched.core.model import Ended, Role, SeatedAttempt, Usage
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.printing import said_cores
 from hpcsched.report.cores import draw
 from hpcsched.report.gantt import _stacked, gantt_svg
 from hpcsched.report.result import AttemptResult, JobResult, Result, to_json
-from hpcsched.report.tables import comparison_table, cores_text, headline, job_table, side_by_side, stretches
+from hpcsched.report.tables import comparison_table, headline, job_table, side_by_side, stretches
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile
@@ -123,7 +124,7 @@ def test_tables_show_cores_and_core_hours() -> None:
     ("cores", "text"), [(0.1 + 0.2, "0.3c"), (0.96, "0.96c"), (2, "2c"), (11.99, "12c"), (1234.5, "1234.5c")]
 )
 def test_a_number_of_cores_is_short(cores: float, text: str) -> None:
-    assert cores_text(cores) == text
+    assert said_cores(cores) == text
 
 
 # --- history ----------------------------------------------------------------------------------------
