@@ -42,6 +42,13 @@ def gpus(numbers: Iterable[int]) -> str:
     return f"GPU{'s' * (len(found) != 1)} {spans(found)}"
 
 
+def shortened(text: str, width: int) -> str:
+    """The text, its middle left out where it is too long: names differ at both ends."""
+    if len(text) <= width:
+        return text
+    return f"{text[: (width - 1) // 2]}~{text[len(text) - (width - 1 - (width - 1) // 2) :]}"
+
+
 def said_cores(cores: float) -> str:
     """A number of CPU cores as it stands where others have GPU counts: `0.9c`."""
     return f"{round(cores, 1 if cores >= 10 else 2):g}c"

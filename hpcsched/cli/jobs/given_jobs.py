@@ -103,8 +103,9 @@ class WithDirectives(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = self.make_parser(ctx).parse_args(list(args))[0].get("words") or ()
-        return super().parse_args(ctx, [*_directives(words[0] if words else ""), *args])
+        words = self.make_parser(ctx).parse_args(list(args))[0].get("words")
+        script = str(words[0]) if isinstance(words, (tuple, list)) and words else ""
+        return super().parse_args(ctx, [*_directives(script), *args])
 
 
 def _directives(script: str) -> list[str]:

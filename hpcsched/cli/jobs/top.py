@@ -23,7 +23,7 @@ from hpcsched.cli.jobs.status import asked, silent_gpus
 from hpcsched.cli.jobs.without_agent import read_all, what_takes_them
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError
-from hpcsched.printing import spans
+from hpcsched.printing import shortened, spans
 from hpcsched.store.status import GpuStatus, JobStatus, Status, age_s, is_old, left_s
 
 PAGE_WIDTH = 100
@@ -255,7 +255,7 @@ class Screen:
         lines = [f"{'HOST':<{name_width}}  GPU:JOB USED"]
         for host, row in cells.items():
             for start in range(0, len(row), across):
-                label = _fit(host, name_width) if start == 0 else ""
+                label = shortened(host, name_width) if start == 0 else ""
                 rest = "  ".join(cell.ljust(cell_width) for cell in row[start : start + across])
                 lines.append(f"{label:<{name_width}}  {rest}".rstrip())
         if room is not None and len(lines) > room:
@@ -310,7 +310,7 @@ class Screen:
     def _row(self, job: JobStatus, names: int, shared: set[int]) -> Iterator[str]:
         done = "-" if job.step is None or not job.steps else f"{job.step / job.steps:.0%}"
         yield str(job.id)
-        yield _fit(job.name, names)
+        yield shortened(job.name, names)
         yield job.state.code
         yield job.role or "-"
         yield cores_held(job) or spans(job.gpus) + "+" * (not shared.isdisjoint(job.gpus))
@@ -330,10 +330,3 @@ class Screen:
         import textwrap
 
         return textwrap.wrap(text, self.width, subsequent_indent="! ", break_on_hyphens=False)
-
-
-def _fit(text: str, width: int) -> str:
-    """The text, its middle left out where it is too long: names differ at both ends."""
-    if len(text) <= width:
-        return text
-    return f"{text[: (width - 1) // 2]}~{text[len(text) - (width - 1 - (width - 1) // 2) :]}"

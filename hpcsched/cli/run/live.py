@@ -6,10 +6,8 @@ import itertools
 import sys
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
 
 from hpcsched.agent.job_folder import gpus_named
-from hpcsched.cli.jobs.about_cpu import there
 from hpcsched.cli.jobs.columns import clock
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.seats import Seat
@@ -17,16 +15,11 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, Pace, Resize, Suspend, Terminate
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.mechanisms.cpu.cores import WHOLE
-from hpcsched.core.mechanisms.cpu.layout import cores_of, said_seats
-from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
 from hpcsched.core.saving import what_is_lost
-from hpcsched.printing import printable, said_cores
-
-MOST_LINES = 12
-"""Unfinished jobs shown in the live table; the rest is a count."""
+from hpcsched.printing import printable
 
 
 def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> list[str]:
@@ -188,23 +181,7 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, *, draining: bo
 _WAITS_FOR_ROOM = "; waits for room, which does not count as a failure"
 
 
-def _free(machine: Machine) -> list[str]:
-    """The free GPUs and, where there are jobs for them, the free CPU cores."""
-    gpus = [f"{len(machine.ledger.free)} of {len(machine.ledger.devices)} GPUs"]
-    if not machine.mechanism(Cpu).used:
-        return gpus
-    free = (
-        sum(
-            sum(machine.mechanism(Cpu).room(host, lent=True).values())
-            for host in machine.mechanism(Cpu).cores.hosts
-        )
-        / WHOLE
-    )
-    cores = f"{free:.4g} of {sum(there(machine).values()):.4g} CPU cores"
-    return [*(gpus if machine.ledger.devices else ()), cores]
-
-
-class _Stuck:
+class NothingLeft:
     """Notices when only jobs are left that wait for the user: nothing else would say why the run goes on."""
 
     def __init__(self, machine: Machine) -> None:
@@ -238,7 +215,7 @@ class Narrator:
 
     def __init__(self, machine: Machine, *, quiet: bool = False) -> None:
         self._machine, self._quiet = machine, quiet
-        self._stuck = _Stuck(machine)
+        self._stuck = NothingLeft(machine)
         self._now = 0.0
 
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
@@ -261,86 +238,3 @@ class Narrator:
 
     def close(self) -> None:
         """Nothing is held."""
-
-
-class LiveTable:
-    """A table of the unfinished jobs with progress bars, redrawn in place; events scroll above it."""
-
-    def __init__(self, machine: Machine) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        self._machine, self._stuck = machine, _Stuck(machine)
-        self._console = Console(stderr=True)
-        self._now = 0.0
-        self._live = Live(
-            console=self._console, auto_refresh=False, transient=True, get_renderable=self._render
-        )
-        self._live.start()
-
-    def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
-        for line in sentences(self._machine, event, actions):
-            self.message(line)
-        if stuck := self._stuck.sentence():
-            self.message(stuck)
-
-    def tick(self, now: float) -> None:
-        self._now = now
-        self._live.refresh()
-
-    def message(self, text: str) -> None:
-        from rich.text import Text
-
-        when = Text(stamp(self._machine, self._now), style="dim")
-        self._console.print(when + Text(printable(text)), soft_wrap=True)
-
-    def close(self) -> None:
-        self._live.stop()
-
-    def _render(self) -> Any:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
-        machine = self._machine
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for header, justify in _COLUMNS:
-            table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        shown = sorted(machine.run.active.values(), key=lambda j: j.id)[:MOST_LINES]
-        for job in shown:
-            bar: Any = ""
-            if job.spec.steps is not None:
-                bar = ProgressBar(total=job.spec.steps, completed=self._steps(job), width=24)
-            table.add_row(
-                str(job.id),
-                job.spec.name,
-                f"{job.state.code}{'' if job.ready else '*'}",
-                said_cores(cores_of(job.current.seats)) if job.current.seats else _numbers(job.current.gpus),
-                str(job.role),
-                bar,
-                str(job.step) if job.spec.steps is None else f"{job.step}/{job.spec.steps}",
-                f"{job.rate:.4g}/s" if job.rate else "",
-            )
-        done = sum(job.state.final for job in machine.run.jobs.values())
-        waiting = len(machine.run.jobs) - done - len(machine.run.active)
-        table.title = (
-            f"{clock(self._now)}  {len(machine.run.active)} running, {waiting} waiting, {done} ended; "
-            f"{', '.join(_free(machine))} free"
-        )
-        table.title_justify = "left"
-        return table
-
-    @staticmethod
-    def _steps(job: Job) -> int:
-        return job.step if job.state is not JobState.STARTING else 0
-
-
-_COLUMNS = (
-    ("JOBID", "right"),
-    ("NAME", "left"),
-    ("ST", "left"),
-    ("GPUS", "left"),
-    ("ROLE", "left"),
-    ("PROGRESS", "left"),
-    ("STEP", "right"),
-    ("RATE", "right"),
-)

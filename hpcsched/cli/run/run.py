@@ -216,7 +216,8 @@ def conduct(
     from hpcsched.agent.inbox import Inbox
     from hpcsched.batch import open_batch
     from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
-    from hpcsched.cli.run.live import LiveTable, Narrator
+    from hpcsched.cli.run.live import Narrator
+    from hpcsched.cli.run.live_table import LiveTable
 
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
     for number in (signal.SIGUSR1, signal.SIGUSR2):

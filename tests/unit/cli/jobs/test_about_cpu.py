@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from hpcsched.cli.jobs.columns import columns_of, table
 from hpcsched.cli.jobs.explain import what_is_next
 from hpcsched.cli.jobs.top import Screen
 from hpcsched.cli.main import cli
-from hpcsched.cli.run.live import LiveTable, sentences
+from hpcsched.cli.run.live import sentences
+from hpcsched.cli.run.live_table import table as live_table
 from hpcsched.core.actions import Action
 from hpcsched.core.mechanisms.cpu.layout import cores_of, counted
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
@@ -303,17 +302,7 @@ def test_the_table_on_a_terminal_has_cores() -> None:
     driver = Driver(
         a_job("g", gpus=1), a_core_job("a", 4, start=0.15), gpus=4, kind="cpu", cores=range(10, 12)
     )
-    live = LiveTable(driver.machine)
-    try:
-        console = Console(file=io.StringIO(), width=160)
-        console.print(live._render())
-    finally:
-        live.close()
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "3 of 4 GPUs, 4.4 of 6 CPU cores free" in text
-    assert any("0.6c" in line and "cores" in line for line in text.splitlines())
-    alone = LiveTable(run(a_core_job("a", 2)).machine)
-    try:
-        assert "; 7.7 of 8 CPU cores free" in alone._render().title
-    finally:
-        alone.close()
+    text = live_table(driver.machine, 0.0, 160)
+    assert "3 of 4 GPUs, 4.4 of 6 CPU cores free" in text[0]
+    assert any("0.6c" in line and "cores" in line for line in text)
+    assert "; 7.7 of 8 CPU cores free" in live_table(run(a_core_job("a", 2)).machine, 0.0, 80)[0]
