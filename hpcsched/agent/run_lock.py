@@ -6,6 +6,7 @@ import socket
 import time
 
 from hpcsched.errors import ConfigError
+from hpcsched.store.run_folders import waits
 from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock, agent_works, occupied
 
 
@@ -20,7 +21,7 @@ def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
     if rundir.begun and not resume:
         raise ConfigError(
             where=str(rundir.root),
-            got="holds a run already",
+            got="holds a run already" + (", and commands wait there" if waits(rundir) else ""),
             accepted="--resume to go on with it, or another --dir",
         )
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +19,9 @@ from hpcsched.printing import printable, suggestion
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status, is_abandoned
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -231,8 +234,9 @@ def job_names(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
     from hpcsched.store.status import read_status
 
     given = (at.params.get("dir_") for at in (ctx, ctx.parent) if at is not None)
-    named = next(filter(None, given), None) or os.environ.get("HPCSCHED_DIR")
     try:
+        settings = config.load(os.environ, here=Path.cwd()).values
+        named = next(filter(None, given), None) or os.environ.get("HPCSCHED_DIR") or settings.get("dir")
         folder = Path(named).absolute() if named else run_folders.newest(Path.cwd())
         jobs = read_status(RunDir(folder)).jobs
     except (HpcschedError, OSError):
@@ -240,6 +244,13 @@ def job_names(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
     last = begun.rpartition(",")
     names = dict.fromkeys([*(job.array for job in jobs if job.array), *(job.name for job in jobs)])
     return [f"{last[0]}{last[1]}{name}" for name in names if name.startswith(last[2])][:COMPLETED]
+
+
+def files(ctx: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Have the shell complete files itself."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(begun, type="file")]
 
 
 def parse_options(pairs: Sequence[str], *, where: str = "--policy-option") -> dict[str, Any]:

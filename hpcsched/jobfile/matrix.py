@@ -82,6 +82,21 @@ def _made(
         yield _one(rest, one, name=name, array=array, at_once=at_once)
 
 
+def after_arrays(tables: Sequence[dict[str, Any]]) -> None:
+    """Have what waits for an array of these tables wait for all of its jobs."""
+    arrays: dict[str, list[str]] = {}
+    for table in tables:
+        if isinstance(table.get("array"), dict):
+            arrays.setdefault(str(table["array"].get("name")), []).append(str(table.get("name")))
+    names = {table.get("name") for table in tables if isinstance(table.get("name"), str)}
+    for table in tables:
+        after = table.get("after")
+        if isinstance(after, list) and all(isinstance(key, str) for key in after):
+            table["after"] = [
+                name for key in after for name in ([key] if key in names else arrays.get(key, [key]))
+            ]
+
+
 def numbered(
     table: Mapping[str, Any], indices: Sequence[int], at_once: int | None
 ) -> Iterator[dict[str, Any]]:
@@ -118,10 +133,9 @@ def _values(key: str, given: Any, where: str, place: str) -> list[Any]:
         )
     if key in RESERVED:
         schema.refuse(where, place, repr(key), f"another name than {', '.join(RESERVED)}")
-    if isinstance(given, str) and (found := _RANGE.fullmatch(given)):
-        first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
-        if step and first <= last and (last - first) // step < MOST:
-            return list(range(first, last + 1, step))
+    if isinstance(given, str) and _RANGE.fullmatch(given):
+        if numbers := range_of(given):
+            return numbers
         schema.refuse(where, place, repr(given), f"a range that goes up, of at most {MOST} numbers")
     if not isinstance(given, list) or not given:
         schema.refuse(where, place, repr(given), MATRIX.words)
@@ -129,6 +143,22 @@ def _values(key: str, given: Any, where: str, place: str) -> list[Any]:
         if not isinstance(value, str | int | float):
             schema.refuse(where, place, repr(value), MATRIX.words)
     return list(given)
+
+
+def range_of(text: str) -> list[Any]:
+    """The whole numbers of a range such as "1..5" or "0..100..25"; empty if it is none, or none that goes up.
+
+    With zeros before the first they are texts of that length: "01..10".
+    """
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        return []
+    first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
+    if not step or first > last or (last - first) // step >= MOST:
+        return []
+    numbers = range(first, last + 1, step)
+    padded = len(found[1]) > 1 and found[1].startswith("0")
+    return [str(number).zfill(len(found[1])) for number in numbers] if padded else list(numbers)
 
 
 def _mentions(value: Any, what: str) -> bool:

@@ -22,7 +22,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.jobfile.check import check_names
 from hpcsched.jobfile.container import container_of
 from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, SHARE, TIME, Job
-from hpcsched.jobfile.matrix import expanded
+from hpcsched.jobfile.matrix import after_arrays, expanded
 from hpcsched.jobfile.needs import needs_of
 from hpcsched.jobfile.restart import progress_pattern_of, restart_of
 
@@ -91,15 +91,16 @@ def parse(
     if "name" in defaults:
         schema.refuse(where, "defaults.name", "a name for all jobs", "a unique name in each [[job]]")
     # A job's own way to run replaces the default one, and so does where it runs: one of each counts.
-    specs = []
+    tables: list[tuple[str, dict[str, Any]]] = []
     for at, job in enumerate(jobs):
         replaced = {
             key for ways in (KINDS, (*ENVIRONMENTS, "container")) if job.keys() & ways for key in ways
         }
         base = {k: v for k, v in defaults.items() if k not in replaced}
         place = f"job[{at}]"
-        for one in expanded({**base, **job}, where=where, place=place):
-            specs.append(spec_of(one, where=where, place=place, workdir=workdir, user=user))
+        tables += [(place, one) for one in expanded({**base, **job}, where=where, place=place)]
+    after_arrays([one for _, one in tables])
+    specs = [spec_of(one, where=where, place=place, workdir=workdir, user=user) for place, one in tables]
     check_names(specs, where=where, known=known, again=again)
     policy, options = _policy(table.get("policy", {}), where)
     return JobFile(jobs=tuple(specs), policy=policy, policy_options=options)

@@ -33,17 +33,29 @@ def newest(here: Path) -> Path:
 
 
 def of_next_run(here: Path) -> Path:
-    """The folder for a run that begins: the newest one, or the next number if the run there has finished."""
+    """The folder for a run that begins: the newest one, or the next number if the run there has finished.
+
+    One for which something waits, such as a retry, keeps its place: a number must not hide it.
+    """
     folder = newest(here)
     rundir = RunDir(folder)
     word = last_status(rundir)
-    if not rundir.begun or word is None or word.state != "FINISHED":
+    if not rundir.begun or waits(rundir) or word is None or word.state != "FINISHED":
         return folder
     number = _number(folder.name) or 1
     while _used(RunDir(folder)):
         number += 1
         folder = here / f"{USUAL}-{number}"
     return folder
+
+
+def waits(rundir: RunDir) -> bool:
+    """Whether commands wait in a run directory for an agent."""
+    try:
+        with os.scandir(rundir.inbox / "new") as found:
+            return any(entry.is_file(follow_symlinks=False) for entry in found)
+    except OSError:
+        return False
 
 
 def named(root: Path, here: Path | None = None) -> str:
@@ -75,8 +87,4 @@ def _number(name: str) -> int | None:
 
 
 def _used(rundir: RunDir) -> bool:
-    """Whether a run has begun there, or something waits for one."""
-    try:
-        return rundir.begun or any((rundir.inbox / "new").iterdir())
-    except OSError:
-        return False
+    return rundir.begun or waits(rundir)

@@ -124,7 +124,8 @@ class _Column:
 
 def columns_of(format_: str) -> list[_Column]:
     """The columns of a format such as "%i %.9M %R" or "%i,%M"; raises ConfigError."""
-    return [_column(word, where="--format") for word in format_.replace(",", " ").split()]
+    words = format_.replace(",", " ").split()
+    return [_column(word, where="--format") for word in words or [format_]]
 
 
 def in_order(jobs: list[JobStatus], keys: str) -> list[JobStatus]:

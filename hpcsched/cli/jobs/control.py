@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,19 @@ from click.core import ParameterSource
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
-from hpcsched.cli.common import Number, dir_option, find_run, job_names, option, select
+from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, option, select
 from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.columns import clock
-from hpcsched.cli.jobs.given_jobs import WithDirectives, exported, of_command, sweep_options
+from hpcsched.cli.jobs.directives import WithDirectives
+from hpcsched.cli.jobs.given_jobs import exported, of_command, sweep_options
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
-from hpcsched.core.model import JobSpec, JobState, PythonEnvironment
+from hpcsched.core.model import JobState, PythonEnvironment
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.printing import spans
-from hpcsched.store.run_folders import go_on, named
+from hpcsched.store.run_folders import go_on, named, waits
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import Status, age_s, read_status
 
@@ -55,7 +56,9 @@ def _living(rundir: RunDir) -> Status:
 
         batch_job_status.ask(status.run)
         what = batch_job_status.sentence(status.run, clock(age_s(status.run)))
-        what = what or f"`{without_agent.taken_by(status)}` starts one"
+        what = what or ("it is FINISHED" if status.run.state == "FINISHED" else "none has begun")
+        if waiting := without_agent.what_takes_them(status):
+            what += f"; {waiting}, and `hpcsched cancel` takes them back"
         raise NoSuchRun(f"no agent runs in {rundir.root}: {what}")
     return status
 
@@ -73,15 +76,20 @@ def _on_jobs(name: str, help_: str) -> click.Command:
     @click.pass_context
     def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> int:
         rundir = find_run(ctx, dir_)
-        if name == "cancel" and not agent_works(rundir) and without_agent.anything_waits(rundir):
+        if name == "cancel" and not agent_works(rundir) and waits(rundir):
             return without_agent.cancel(rundir, jobs)
         status = _living(rundir)
         chosen = select(status, jobs)
+        of_arrays = _words(jobs)
         # Of an array those that are not over are meant.
-        chosen = [job for job in chosen if not (job.array in jobs and job.state.final)] or chosen
+        chosen = [job for job in chosen if not (job.array in of_arrays and job.state.final)] or chosen
         return _tell(status, _ask(rundir, Command(command=name, targets=[job.id for job in chosen])))
 
     return command
+
+
+def _words(keys: Sequence[str]) -> set[str]:
+    return {word for key in keys for word in key.split(",")}
 
 
 def _tell(status: Status, answer: Answer) -> int:
@@ -120,6 +128,10 @@ def retry(
     rundir = find_run(ctx, dir_)
     status = read_status(rundir)
     chosen = [job for job in status.jobs if JobState(job.state).failed] if failed else select(status, jobs)
+    of_arrays = _words(jobs)
+    # Of an array those that did not complete are meant.
+    done = JobState.COMPLETED
+    chosen = [job for job in chosen if not (job.array in of_arrays and job.state == done)] or chosen
     if not chosen:
         raise HpcschedError("no job has failed")
     command = Command(command="retry", targets=[job.id for job in chosen], from_scratch=from_scratch)
@@ -158,7 +170,9 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
 
 
 @click.command(cls=WithDirectives)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBS.toml | -- COMMAND...]", shell_complete=files
+)
 @dir_option
 @option("--name", "-J", metavar="NAME", help="Name (default: the program's, with a number).")
 @option("--model", metavar="M", help="Key of the profile (default: the name).")
@@ -210,7 +224,7 @@ def submit(
     that the run has already are listed, and applied with --update. Exit code 2: one was not applied.
     """
     rundir = find_run(ctx, dir_, begins=not update)
-    living, taken = _names(rundir)
+    living, taken, arrays = _names(rundir)
     if len(words) == 1 and words[0].endswith(".toml"):
         _of_commands_only(ctx)
         path = Path(words[0])
@@ -219,7 +233,8 @@ def submit(
     elif words:
         optional = {"model": model, "steps": steps, "output": output, "retries": retries}
         keys: dict[str, Any] = {key: value for key, value in optional.items() if value is not None}
-        keys |= {"gpus": _gpus(gpus), "after": list(after), "env": exported(export)}
+        waits_for = [name for key in after for name in arrays.get(key, [key])]
+        keys |= {"gpus": _gpus(gpus), "after": waits_for, "env": exported(export)}
         keys["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
         jobs = of_command(
             words,
@@ -230,6 +245,7 @@ def submit(
             where="submit",
             name=name,
             taken=taken,
+            arrays=arrays,
             numbered=True,
             again=update,
         )
@@ -319,20 +335,24 @@ def _definitions(rundir: RunDir) -> dict[str, Job]:
     return jobs
 
 
-def _names(rundir: RunDir) -> tuple[bool, list[str]]:
-    """Whether an agent lives, and the names of all jobs: the run's, and those that wait in the inbox."""
+def _names(rundir: RunDir) -> tuple[bool, list[str], dict[str, list[str]]]:
+    """Whether an agent lives; the names of all jobs, the run's and those that wait in the inbox; and
+    by array the names of its jobs."""
+    names: list[tuple[str, str]] = []
     try:
         status = read_status(rundir)
     except NoSuchRun:
-        names: list[str] = []
         living = agent_alive(rundir, rundir.read_record())
     else:
-        names = [job.name for job in status.jobs]
+        names = [(job.name, job.array) for job in status.jobs]
         living = status.run.state in ("RUNNING", "DRAINING") and not status.run.stale
-    waiting: list[JobSpec] = []
     for _, command in Inbox.peek(rundir):
-        waiting += command.jobs
-    return living, [*names, *(job.name for job in waiting if job.name not in names)]
+        names += [(spec.name, spec.array.name if spec.array else "") for spec in command.jobs]
+    arrays: dict[str, list[str]] = {}
+    for name, array in dict(names).items():
+        if array:
+            arrays.setdefault(array, []).append(name)
+    return living, list(dict(names)), arrays
 
 
 def _gpus(text: str) -> str | int | dict[str, int]:

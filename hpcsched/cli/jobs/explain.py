@@ -67,6 +67,15 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
         return _explain_run(machine, rundir, as_json=as_json)
     found = machine.run.job_of(job)
     if found is None:
+        array = [
+            one.spec.name
+            for one in machine.run.jobs.values()
+            if one.spec.array and one.spec.array.name == job
+        ]
+        if array:
+            raise UnknownJob(
+                f"{job!r} is an array of {plural(len(array), 'job')}: name one, such as {array[0]}"
+            )
         raise UnknownJob(f"no job {job!r}; `hpcsched status --states all` lists them")
     reason = machine.waiting_reason(found) or found.reason
     if found.state.active and found.current.why:

@@ -24,10 +24,6 @@ _EACH = "One job for each value: lr=1e-3,1e-2 or seed=1..5, with {lr} in the com
 _ARRAY = "As sbatch's: one job for each number, with {index} in the command; %4: four at once."
 _AT_ONCE = "With --each or --array: so many of the jobs under way at a time."
 
-DIRECTIVES_WITHIN = 2**16
-"""Characters of a script that are looked at for #HPCSCHED lines."""
-
-_DIRECTIVE = re.compile(r"#HPCSCHED\s+(.*)")
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
@@ -40,9 +36,16 @@ def sweep_options(command: F) -> F:
 
 def is_job_file(words: Sequence[str]) -> bool:
     """Whether these are the name of a job file; else they are a command."""
-    if len(words) != 1:
+    if not words or words[0].endswith(".toml"):
+        if len(words) > 1:
+            raise click.UsageError(f"one job file, not {' and '.join(words[:2])}; a command comes after --")
+        return bool(words)
+    file = Path(words[0])
+    if len(words) > 1:
         return False
-    return words[0].endswith(".toml") or (os.sep not in words[0] and not shutil.which(words[0]))
+    if file.exists():
+        return not (file.is_file() and os.access(file, os.X_OK))
+    return not shutil.which(words[0])
 
 
 def of_command(
@@ -55,12 +58,14 @@ def of_command(
     where: str,
     name: str | None = None,
     taken: Collection[str] = (),
+    arrays: Collection[str] = (),
     numbered: bool = False,
     again: bool = False,
 ) -> tuple[JobSpec, ...]:
     """The jobs of a command with these keys of a job file.
 
-    `taken` are the names of jobs that the run has. Without a `name` it is the program's; `numbered`: with the
+    `taken` are the names of jobs that the run has, `arrays` those of its arrays. Without a
+    `name` it is the program's; `numbered`: with the
     first number that makes it new. `again`: a job may have the name of one there is. Raises ConfigError.
     """
     values = _values(each)
@@ -68,7 +73,12 @@ def of_command(
         raise click.UsageError("--each and --array are two ways to make many jobs: give one")
     if at_once is not None and not values and array is None:
         raise click.UsageError("--at-once goes with --each or --array")
-    for stem in [name] if name else _names(words, taken, numbered=numbered):
+    both = {*taken, *arrays}
+    if name in arrays and not again:
+        raise ConfigError(
+            where="--name", got=f"{name}: the run has an array of this name", accepted="another"
+        )
+    for stem in [name] if name else _names(words, both, numbered=numbered):
         job: dict[str, Any] = {"name": stem, **keys, "command": list(words)}
         if values:
             job |= {"matrix": values, **({"at_once": at_once} if at_once else {})}
@@ -78,7 +88,7 @@ def of_command(
         found = jobfile.parse(
             table, where=place, workdir=Path.cwd(), user=user_name(), known=taken, again=again or not name
         ).jobs
-        if name or not numbered or not any(job.name in taken for job in found):
+        if name or not numbered or not (stem in both or any(job.name in both for job in found)):
             return found
     raise AssertionError("there are more numbers than names")
 
@@ -93,38 +103,6 @@ def exported(given: Sequence[str]) -> dict[str, str]:
             raise ConfigError(where="--export", got=f"{name}: not set here", accepted=accepted)
         found[name] = value if equals else os.environ[name]
     return found
-
-
-class WithDirectives(click.Command):
-    """A command that reads options from `#HPCSCHED` lines at the top of the script that it is given.
-
-    As sbatch reads #SBATCH: up to the first line that is neither empty nor a comment; what stands on the
-    command line goes before it.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        words = self.make_parser(ctx).parse_args(list(args))[0].get("words")
-        script = str(words[0]) if isinstance(words, (tuple, list)) and words else ""
-        return super().parse_args(ctx, [*_directives(script), *args])
-
-
-def _directives(script: str) -> list[str]:
-    options: list[str] = []
-    try:
-        with Path(script).open(encoding="utf-8", errors="strict") as file:
-            head = file.read(DIRECTIVES_WITHIN)
-    except (OSError, UnicodeDecodeError, ValueError):
-        return []  # no script
-    for number, line in enumerate(head.splitlines(), 1):
-        if line.strip() and not line.startswith("#"):
-            break
-        if found := _DIRECTIVE.match(line):
-            try:
-                options += shlex.split(found[1], comments=True)
-            except ValueError as error:
-                where = f"{script}:{number}"
-                raise ConfigError(where=where, got=str(error), accepted="#HPCSCHED OPTIONS") from None
-    return options
 
 
 def program(words: Sequence[str]) -> str:
@@ -153,7 +131,12 @@ def _values(each: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(where="--each", got=repr(text), accepted="KEY=VALUE,VALUE,... or KEY=1..5")
         if key in found:
             raise ConfigError(where="--each", got=f"{key} twice", accepted="one --each for a key")
-        found[key] = given if ".." in given and "," not in given else given.split(",")
+        values = given.split(",")
+        if "" in values:
+            raise ConfigError(
+                where="--each", got=f"{text!r}: an empty value", accepted="a value between commas"
+            )
+        found[key] = [one for value in values for one in (matrix.range_of(value) or [value])]
     return found
 
 
@@ -173,5 +156,7 @@ def _array(job: dict[str, Any], text: str, at_once: int | None) -> list[dict[str
         if (last - first) // (step or 1) > matrix.MOST:
             raise ConfigError(where="--array", got=repr(text), accepted=f"at most {matrix.MOST} jobs")
         indices |= dict.fromkeys(range(first, (last if found[2] else first) + 1, step or 1))
+    if len(indices) > matrix.MOST:
+        raise ConfigError(where="--array", got=f"{len(indices)} jobs", accepted=f"at most {matrix.MOST}")
     most_at_once = int(most) if percent else at_once
     return list(matrix.numbered(job, list(indices), most_at_once))

@@ -11,7 +11,7 @@ import click
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, job_names, select
 from hpcsched.cli.jobs.without_agent import read_all
 from hpcsched.decoding import opened
-from hpcsched.errors import BadInput, HpcschedError, NoSuchRun
+from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, UnknownJob
 from hpcsched.store.run_folders import go_on
 from hpcsched.store.status import read_status
 
@@ -29,7 +29,10 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
     """
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
-        found = select(read_all(rundir), [job])[0]
+        several = select(read_all(rundir), [job])
+    if len(several) > 1:
+        raise UnknownJob(f"{job!r} are {len(several)} jobs: name one, such as {several[0].name}")
+    found = several[0]
     if not found.output:
         if not follow:
             raise HpcschedError(f"job {found.id} ({found.name}) has written nothing: it is {found.state}")

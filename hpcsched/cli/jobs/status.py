@@ -33,6 +33,7 @@ from hpcsched.cli.jobs.columns import (
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.printing import gpus as named
+from hpcsched.store.run_folders import waits
 from hpcsched.store.status import (
     RunStatus,
     Status,
@@ -83,7 +84,7 @@ def status(
             raise click.UsageError("--all lists runs: it takes no jobs and no --states")
         _all_runs(header=not noheader, as_json=as_json)
         return 0
-    if as_json and not wanted and not without_agent.anything_waits(rundir):
+    if as_json and not wanted and not waits(rundir):
         with hint_at_runs(ctx, dir_):
             page = read_page(rundir)
         asked(page.run)
@@ -114,6 +115,8 @@ def status(
     if not (wanted or noheader or parsable):
         sys.stdout.write(_finished(found) + _edited(found))
     note(found)
+    for line in without_agent.what_else_waits(rundir, found):
+        click.echo(f"hpcsched: {line}", err=True)
     return code_of(rundir)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ import msgspec
 from hpcsched.cli.common import say, select
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.errors import NoSuchRun
+from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.store import run_folders
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, RunLock
@@ -44,15 +44,6 @@ def read_all(rundir: RunDir, read: Callable[[RunDir], Status] = read_status) -> 
     return status
 
 
-def anything_waits(rundir: RunDir) -> bool:
-    """Whether there is anything in the inbox: cheap."""
-    try:
-        with os.scandir(rundir.inbox / "new") as waiting:
-            return any(True for _ in waiting)
-    except OSError:
-        return False
-
-
 def what_takes_them(status: Status) -> str | None:
     """A line about jobs that wait for an agent; None if there are none."""
     waiting = sum(waits(job) for job in status.jobs)
@@ -60,6 +51,27 @@ def what_takes_them(status: Status) -> str | None:
         return None
     what = "the job that waits" if waiting == 1 else f"the {waiting} jobs that wait"
     return f"no agent runs: `{taken_by(status)}` takes {what}"
+
+
+def what_else_waits(rundir: RunDir, status: Status) -> list[str]:
+    """A line for each other command that waits for an agent, such as a retry."""
+    lives = status.run.state in ("RUNNING", "DRAINING") and not status.run.stale
+    if lives or not run_folders.waits(rundir):
+        return []
+    from hpcsched.agent.inbox import Inbox
+
+    names = {job.id: job.name for job in status.jobs if not waits(job)}
+    lines = []
+    for _, command in Inbox.peek(rundir):
+        about = [names[job_id] for job_id in command.targets if job_id in names]
+        what = command.command
+        if command.command == "submit":
+            about = [spec.name for spec in command.jobs if spec.name in names.values()]
+            what = "change"
+        if about:
+            of = ", ".join(about[:3]) + (f" and {len(about) - 3} more" if len(about) > 3 else "")
+            lines.append(f"a {what} of {of} waits: `{taken_by(status)}` does it")
+    return lines
 
 
 def taken_by(status: Status) -> str:
@@ -76,7 +88,7 @@ def waits(job: JobStatus) -> bool:
 
 def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
     """Explain the job of this id or name, if it is one that waits for an agent; else False."""
-    if not anything_waits(rundir):
+    if not run_folders.waits(rundir):
         return False
     status = read_all(rundir)
     job = next((job for job in status.jobs if waits(job) and key in (str(job.id), job.name)), None)
@@ -108,7 +120,13 @@ def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
 
     With them go those that wait for them to complete. Raises RunDirError where an agent has come meanwhile.
     """
-    chosen = select(read_all(rundir), keys)
+    status = read_all(rundir)
+    chosen = select(status, keys)
+    by_number = [word for key in keys for word in key.split(",") if re.fullmatch(r"[\d-]+", word)]
+    if by_number and any(waits(job) for job in select(status, by_number)):
+        names = ", ".join(job.name for job in status.jobs if waits(job))
+        accepted = f"names, as ids are given when an agent takes a job: {names}"
+        raise ConfigError(where="cancel", got=repr(by_number[0]), accepted=accepted)
     lock = RunLock(rundir)
     try:
         gone = _take_back(rundir, {job.name for job in chosen if waits(job)})
@@ -141,9 +159,18 @@ def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
     return gone
 
 
+def waiting_names(rundir: RunDir) -> set[str]:
+    """Names of jobs that wait in the inbox, and are new; not of changes to jobs that the run has."""
+    try:
+        known = read_status(rundir).jobs
+    except HpcschedError:
+        known = []
+    return {spec.name for spec in _waiting(rundir, known)}
+
+
 def _waiting(rundir: RunDir, known: Sequence[JobStatus]) -> list[JobSpec]:
     """The new jobs of the submits that wait, in the order in which an agent takes them."""
-    if not anything_waits(rundir):
+    if not run_folders.waits(rundir):
         return []
     from hpcsched.agent.inbox import Inbox
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,25 +19,27 @@ from hpcsched.cli.common import (
     check_chart,
     database_path,
     dir_option,
+    files,
     find_run,
     goes_on,
     json_option,
     naming_the_file,
     option,
-    say,
     warm_processes,
 )
+from hpcsched.cli.jobs.directives import directives
 from hpcsched.cli.jobs.given_jobs import is_job_file, of_command, sweep_options
+from hpcsched.cli.jobs.without_agent import waiting_names
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.environments import environment_options, was_said
+from hpcsched.cli.run.last_words import tell_result
 from hpcsched.cli.run.staying import staying_options
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
-from hpcsched.decoding import read_tail
-from hpcsched.errors import BadInput, ConfigError, HpcschedError
+from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.store import run_folders
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from hpcsched.agent.resources import FindJobs
     from hpcsched.batch.base import BatchSystem
     from hpcsched.store.rundir import RunDir
-
-TAIL_LINES = 10
-TAIL_BYTES = 2**16
 
 
 class Display(Protocol):
@@ -79,7 +76,9 @@ KEPT_SEARCH = "search.toml"
 
 
 @click.command()
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBS.toml | -- COMMAND...]")
+@click.argument(
+    "words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBS.toml | -- COMMAND...]", shell_complete=files
+)
 @dir_option
 @option("--name", "-J", metavar="NAME", help="With a command: the job's name (default: the program's).")
 @sweep_options
@@ -148,13 +147,27 @@ def run(
     Ctrl-C saves all jobs and stops (exit code 75; go on with --resume); a second one kills.
     In a batch job all is saved before the time is up; --requeue and --chain then come back by themselves.
     """
-    if not words and not (each or array or at_once):
-        return conduct(ctx, jobs=None, **options)
-    if not words or (is_job_file(words) and (each or array or at_once)):
-        raise click.UsageError("--each, --array and --at-once go with a command: run --each ... -- COMMAND")
-    if is_job_file(words):
-        return conduct(ctx, jobs=Path(words[0]), **options)
-    made = of_command(words, {}, each=each, array=array, at_once=at_once, where="run", name=name)
+    file = is_job_file(words)
+    if (file or not words) and (name or each or array or at_once):
+        option_ = "--name goes" if name else "--each, --array and --at-once go"
+        raise click.UsageError(f"{option_} with a command: run ... -- COMMAND")
+    if file or not words:
+        return conduct(ctx, jobs=Path(words[0]) if file else None, **options)
+    if directives(words[0]):
+        click.echo(f"hpcsched: {words[0]}: #HPCSCHED lines are read by `submit` only", err=True)
+    resume = goes_on(options)
+    rundir = find_run(ctx, options["dir_"], begins=not resume)
+    made = of_command(
+        words,
+        {},
+        each=each,
+        array=array,
+        at_once=at_once,
+        where="run",
+        name=name,
+        taken=[] if resume else waiting_names(rundir),
+        numbered=not resume,
+    )
     return conduct(ctx, jobs=None, made=made, **options)
 
 
@@ -246,6 +259,11 @@ def conduct(
     file = jobfile.load(jobs, workdir=Path.cwd(), user=user_name()) if jobs else None
     if file and jobs:
         policies.check_file(file, jobs)
+    given = file.jobs if file else made
+    if twice := sorted(waiting_names(rundir) & {job.name for job in given}):
+        got = f"a job {twice[0]} waits in {rundir.root} already"
+        accepted = f"another name, or `hpcsched cancel {twice[0]}` first"
+        raise ConfigError(where=str(jobs or command), got=got, accepted=accepted)
     own = policies.of_run(rundir) if resume else None
     name, options = policies.for_run(ctx, policy, policy_option, file, own)
     others = policies.names_in(",".join(compare), where="--compare") if compare else []
@@ -266,7 +284,7 @@ def conduct(
     order = start.RunRequest(
         dir=rundir.root,
         devices=devices,
-        jobs=file.jobs if file else made,
+        jobs=given,
         where=str(jobs or ("run" if made else "submit")),
         update=update,
         workdir=str(Path.cwd()),
@@ -311,10 +329,12 @@ def conduct(
         if report is not None:
             code = report(life) if code in (0, 1, 2) else code
         else:
-            _report(life, as_json=as_json, gantt=gantt, compare=others, again=again)
+            tell_result(life, as_json=as_json, gantt=gantt, compare=others, again=again)
             if code == 2:
                 edited = ", ".join(life.machine.run.jobs[job_id].spec.name for job_id in life.edits.said)
-                click.echo(f"hpcsched: {jobs}: what differs of {edited} (see above) was not run", err=True)
+                click.echo(
+                    f"hpcsched: {jobs or command}: what differs of {edited} (see above) was not run", err=True
+                )
     except OSError as error:
         with contextlib.suppress(OSError):
             click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
@@ -354,78 +374,6 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, a
     jobs = f"{left} job{'s' * (left != 1)} left"
     say(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
     return WORK_LEFT
-
-
-def _report(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:
-    """Print the result at the end: JSON, or tables."""
-    from msgspec.structs import replace
-
-    from hpcsched.cli.run.results import result_of, simulated
-    from hpcsched.report.result import to_json
-    from hpcsched.report.tables import comparison_table, headline, job_table
-
-    machine: Machine = life.machine
-    result = result_of(machine, downtime_s=life.downtime_s)
-    results = [replace(result, label="this run")]
-    for policy in compare:
-        profiles = {
-            (p.model, p.nodes): p for j in machine.run.jobs.values() if (p := machine.estimates.profile(j))
-        }
-        specs = [job.spec for job in machine.run.jobs.values()]
-        hosts = Counter(device.host for device in machine.leftover.there_at_first)
-        gpus, nodes = max(hosts.values(), default=1), len(hosts)
-        try:
-            if len(set(hosts.values())) != 1 or machine.ledger.lost or not machine.run.finished:
-                raise ConfigError(
-                    where="--compare",
-                    got="a run cut short, or hosts with unequal or lost GPUs",
-                    accepted="a finished run on hosts that are alike",
-                )
-            known = list(profiles.values())
-            results.append(simulated(specs, known, gpus=gpus, nodes=nodes, policy=policy, options={}))
-        except ConfigError as error:
-            click.echo(f"hpcsched: no comparison with {policy}: {error}", err=True)
-    if as_json:
-        sys.stdout.buffer.write(to_json([result]) + b"\n")
-    else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(job_table(result, width=width))
-        click.echo(headline(result))
-        if len(results) > 1:
-            click.echo("\nthis run, and what others would have taken (simulated with the same profiles):")
-            click.echo(comparison_table(results, width=width))
-    for job in machine.run.jobs.values():
-        if job.state.failed:
-            _tell_failure(life, job.id)
-    if life.exit_code == 130:
-        left = machine.run.unfinished
-        click.echo(f"hpcsched: killed with {left} jobs left; go on with `{again}`", err=True)
-    if gantt:
-        from hpcsched.report.gantt import gantt_svg
-
-        try:
-            gantt_svg(results if len(results) > 1 else [result], gantt)
-            click.echo(f"hpcsched: Gantt chart in {gantt}", err=True)
-        except OSError as error:
-            click.echo(f"hpcsched: no Gantt chart: {gantt}: {error.strerror}", err=True)
-        except HpcschedError as error:
-            click.echo(f"hpcsched: no Gantt chart: {error}", err=True)
-
-
-def _tell_failure(life: Any, job_id: int) -> None:
-    """Print why a job failed, and the last lines it wrote."""
-    job = life.machine.run.jobs[job_id]
-    say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
-    path = life.outputs.get(job_id)
-    if path is None:
-        return
-    try:
-        lines = read_tail(path, TAIL_BYTES).splitlines()[-TAIL_LINES:]
-    except (OSError, BadInput):  # it may write to a terminal or a pipe
-        return
-    say(f"  the last lines of {path}:", err=True)
-    for line in lines:
-        say(f"    {line[:300]}", err=True)
 
 
 def _put_away(

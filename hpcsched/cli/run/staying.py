@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from hpcsched.cli.common import find_run, goes_on, option, seconds
+from hpcsched.contract import files
 from hpcsched.decoding import read_tail
 from hpcsched.store.run_folders import named
 from hpcsched.store.rundir import RunDir, RunDirError, agent_works, occupied
@@ -62,11 +62,14 @@ def _detached(rundir: RunDir) -> int:
     new = not rundir.root.exists()
     rundir.make()
     log = rundir.root / LOG
-    words = [word for word in sys.argv[1:] if word != "--detach"]
+    words, of_command = sys.argv[1:], []
+    if "--" in words:
+        words, of_command = words[: words.index("--")], words[words.index("--") :]
+    words = [word for word in words if word != "--detach"]
     with log.open("ab") as output:
         before = output.tell()
         agent = subprocess.Popen(
-            [sys.executable, "-m", "hpcsched", "--dir", str(rundir.root), *words],
+            [sys.executable, "-m", "hpcsched", "--dir", str(rundir.root), *words, *of_command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -78,7 +81,7 @@ def _detached(rundir: RunDir) -> int:
         if code is not None:
             click.echo(_since(log, before), nl=False, err=True)
             if new and not rundir.begun:
-                shutil.rmtree(rundir.root, ignore_errors=True)  # bad input leaves nothing behind
+                _tidy(rundir)
             return code if code >= 0 else 128 - code
         record = rundir.read_record()
         if record and record.pid == agent.pid and agent_works(rundir):
@@ -92,6 +95,19 @@ def _detached(rundir: RunDir) -> int:
         err=True,
     )
     return 0
+
+
+def _tidy(rundir: RunDir) -> None:
+    """Bad input leaves nothing behind: remove what is empty but for the log, not what others put there."""
+    inbox = [rundir.inbox / name for name in ("tmp", "new", "ack")]
+    try:
+        for folder in (*inbox, rundir.inbox, rundir.root / files.JOBS):
+            folder.rmdir()
+        for file in (rundir.root / LOG, rundir.root / "agent.lock"):
+            file.unlink(missing_ok=True)
+        rundir.root.rmdir()
+    except OSError:
+        rundir.make()  # somebody has come meanwhile
 
 
 def _since(log: Any, before: int) -> str:

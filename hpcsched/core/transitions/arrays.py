@@ -36,11 +36,14 @@ class _Places:
 class Arrays:
     """Who may start of each array: a job has a place from when it is in line until it is over.
 
-    One that is suspended keeps its place, as its work has begun.
+    One that is suspended keeps its place, as its work has begun. Places are known by job: what a job file
+    says of its array may change meanwhile.
     """
 
     def __init__(self) -> None:
         self._of: dict[str, _Places] = {}
+        self._array: dict[int, str] = {}
+        """By job with a place, or one that waits for it, the array."""
 
     def enters(self, job: Job) -> bool:
         """Give a job that could start a place, if there is one; else it waits. True without a limit."""
@@ -50,6 +53,7 @@ class Arrays:
         places = self._of.setdefault(array.name, _Places())
         if job.id in places.inside:
             return True
+        self._array[job.id] = array.name
         if len(places.inside) >= array.at_once:
             places.wait(job.id)
             return False
@@ -57,26 +61,25 @@ class Arrays:
         places.inside.add(job.id)
         return True
 
-    def leave(self, job: Job) -> int | None:
-        """Take a job's place, or its wish for one; the id of the job that may have its place."""
-        array = job.spec.array
-        places = self._of.get(array.name) if array else None
-        if places is None:
+    def leave(self, job: Job) -> str | None:
+        """Take a job's place, or its wish for one; the array in which a place is free now, if it had one."""
+        name = self._array.pop(job.id, None)
+        if name is None:
             return None
+        places = self._of[name]
         places.outside.discard(job.id)
-        if job.id not in places.inside:
-            return None
+        had = job.id in places.inside
         places.inside.discard(job.id)
-        return places.take_next()
+        return name if had else None
+
+    def next_of(self, name: str) -> int | None:
+        """The first job that waits for a place in an array, and does so no more."""
+        return self._of[name].take_next()
 
     def inside(self, job: Job) -> bool:
         """Whether a job has a place."""
-        array = job.spec.array
-        places = self._of.get(array.name) if array else None
-        return places is not None and job.id in places.inside
+        return job.id in self._array and job.id in self._of[self._array[job.id]].inside
 
     def outside(self, job: Job) -> bool:
         """Whether a job that could start waits for a place."""
-        array = job.spec.array
-        places = self._of.get(array.name) if array else None
-        return places is not None and job.id in places.outside
+        return job.id in self._array and job.id in self._of[self._array[job.id]].outside

@@ -80,7 +80,7 @@ class Submissions:
         """Give a job that does not run another definition."""
         keys = differing(job.spec, spec)
         self._waiting.wait_no_more(job)
-        if not job.state.final and not job.attempt:
+        if not job.state.final:
             self._waiting.leave_array(job)
         job.spec = spec
         job.has(most_gpus=None)
@@ -152,5 +152,6 @@ class Submissions:
             waits = job.spec.name in other.spec.after and other.id not in back
             if waits and not other.state.final and not other.attempt:
                 self._waiting.dequeue(other)
+                self._waiting.leave_array(other)
                 other.unmet += 1
                 self._waiting.wait_for(other, job)

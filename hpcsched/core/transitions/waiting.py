@@ -68,9 +68,12 @@ class Waiting:
 
     def leave_array(self, job: Job) -> None:
         """Take a job's place among those of its array that may be under way; the next one may start then."""
-        following = self.arrays.leave(job)
-        if following is not None:
+        name = self.arrays.leave(job)
+        # The next may wait for something else by now, and takes no place then.
+        while name is not None and (following := self.arrays.next_of(name)) is not None:
             self.enqueue(self._run.jobs[following])
+            if self.arrays.outside(self._run.jobs[following]):
+                return  # its limit is reached, and with it that of those behind it
 
     def set_aside(self, job: Job, reason: Reason) -> None:
         """Take a job that cannot be started any more out of its queue."""

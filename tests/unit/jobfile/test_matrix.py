@@ -74,7 +74,8 @@ def test_a_model_that_is_said_stays() -> None:
 def test_defaults_and_jobs_after_it() -> None:
     jobs = [
         {"name": "train-{lr}", "command": ["x", "{lr}"], "matrix": {"lr": [1, 2]}},
-        {"name": "test", "command": ["y"], "after": ["train-1", "train-2"]},
+        {"name": "test", "command": ["y"], "after": ["train-1"]},
+        {"name": "all", "command": ["y"], "after": ["train", "test"]},
     ]
     table = {"schema": 1, "defaults": {"retries": 0}, "job": jobs}
     found = jobfile.parse(table, where="x", workdir=Path("/w")).jobs
@@ -82,7 +83,9 @@ def test_defaults_and_jobs_after_it() -> None:
         ("train-1", 0, False),
         ("train-2", 0, False),
         ("test", 0, True),
+        ("all", 0, True),
     ]
+    assert found[3].after == ("train-1", "train-2", "test")
 
 
 @pytest.mark.parametrize(

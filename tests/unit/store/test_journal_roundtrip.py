@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from hpcsched.core.events import RULES, AgentStarted, JobsSubmitted
 from hpcsched.core.model import (
+    Array,
     ComputeMode,
     Container,
     Device,
@@ -98,6 +99,7 @@ profiles = st.builds(
 )
 BY_TYPE[Training | None] = st.none() | of(Training)
 kinds = st.sampled_from(["python", "venv", "conda"])
+BY_TYPE[Array | None] = st.none() | st.builds(Array, name=text, index=number, at_once=st.none() | number)
 BY_TYPE[Container | None] = st.none() | st.builds(Container, image=text, options=st.tuples(text))
 BY_TYPE[PythonEnvironment | None] = st.none() | st.builds(PythonEnvironment, kind=kinds, name=text)
 BY_TYPE[typing.get_type_hints(Restart)["batch"]] = st.sampled_from(["fixed", "scales", "kept"])

@@ -46,7 +46,7 @@ def test_order(keys: str, order: list[int]) -> None:
     assert [job.id for job in in_order(jobs, keys)] == order
 
 
-@pytest.mark.parametrize("format_", ["%", "i", "%q", "%.i8", "%.1234i", "%i%j"])
+@pytest.mark.parametrize("format_", ["", " ", ",", "%", "i", "%q", "%.i8", "%.1234i", "%i%j"])
 def test_wrong_columns_are_refused(format_: str) -> None:
     with pytest.raises(ConfigError, match="--format"):
         columns_of(format_)

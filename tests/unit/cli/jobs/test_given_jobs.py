@@ -74,13 +74,27 @@ def test_arrays_are_sbatchs(array: str, numbers: list[int], at_once: int | None)
     assert [job.name for job in jobs] == [f"x-{n}" for n in numbers]
 
 
-@pytest.mark.parametrize("array", ["", "3-1", "a", "1-2%", "1-2%0", "1-2%x", "1-", "-1", "1-5:0", "0-99999"])
+@pytest.mark.parametrize(
+    "array", ["", "3-1", "a", "1-2%", "1-2%0", "1-2%x", "1-", "-1", "1-5:0", "0-99999", "1-9999,10000-19999"]
+)
 def test_wrong_arrays_are_refused(array: str) -> None:
     with pytest.raises(ConfigError, match="--array"):
         made("x", array=array)
 
 
-@pytest.mark.parametrize("each", [["a"], ["a="], ["=1"], ["a=1", "a=2"], ["index=1"], ["b=1"]])
+def test_ranges_stand_in_lists_and_paths_are_none() -> None:
+    jobs = made("x", "{a}", each=["a=1..3,7,08..10,../data"])
+    assert [job.command[1] for job in jobs] == ["1", "2", "3", "7", "08", "09", "10", "../data"]
+
+
+def test_what_a_run_has_is_not_merged_with() -> None:
+    assert made("x", "{a}", each=["a=1"], arrays=["x"], numbered=True)[0].name == "x-2"
+    assert made("x", taken=["y"], arrays=["x"], numbered=True)[0].name == "x-2"
+    with pytest.raises(ConfigError, match="array of this name"):
+        made("x", name="x", arrays=["x"])
+
+
+@pytest.mark.parametrize("each", [["a=1,"], ["a"], ["a="], ["=1"], ["a=1", "a=2"], ["index=1"], ["b=1"]])
 def test_wrong_values_are_refused(each: list[str]) -> None:
     with pytest.raises(ConfigError):
         made("x", "{a}", each=each)
@@ -95,8 +109,16 @@ def test_what_does_not_go_together_is_refused(rest: dict[str, Any]) -> None:
 
 
 def test_job_files_and_commands_are_told_apart(home: Path) -> None:
-    assert is_job_file(["jobs.toml"]) and is_job_file(["some/jobs.toml"]) and is_job_file(["nothing"])
-    assert not is_job_file(["true"]) and not is_job_file(["./x"]) and not is_job_file(["a.toml", "b"])
+    (home / "jobs").write_text("schema = 1")
+    (home / "test").write_text("schema = 1")
+    (home / "x").write_text("#!/bin/sh")
+    (home / "x").chmod(0o700)
+    for words in (["jobs.toml"], ["some/jobs.toml"], ["nothing"], ["jobs"], ["test"], ["./none"]):
+        assert is_job_file(words), words
+    for words in ([], ["true"], ["./x"], ["jobs", "a"], ["echo", "a.toml"]):
+        assert not is_job_file(words), words
+    with pytest.raises(click.UsageError, match="one job file"):
+        is_job_file(["a.toml", "b.toml"])
 
 
 def test_variables_by_name_and_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +151,23 @@ def test_a_wrong_line_is_refused_with_its_number(home: Path) -> None:
     (home / "job.sh").write_text("#!/bin/sh\n#HPCSCHED --name 'x\n")
     done = CliRunner().invoke(cli, ["submit", "./job.sh"], standalone_mode=False)
     assert isinstance(done.exception, ConfigError) and "./job.sh:2" in str(done.exception)
-    (home / "job.sh").write_text("#HPCSCHED --nme x\n")
-    assert isinstance(
-        CliRunner().invoke(cli, ["submit", "./job.sh"], standalone_mode=False).exception, click.UsageError
-    )
+
+
+def test_an_option_on_the_command_line_replaces_that_of_a_line(home: Path) -> None:
+    (home / "job.sh").write_text("#!/bin/sh\n#HPCSCHED --each a=1,2 --at-once 1\n#HPCSCHED --export NONE\n")
+    for sweep in (["--each", "a=3,4"], ["--array", "5-6"]):
+        words = [*sweep, "--export", "B=1", "--", "./job.sh", "{a}"]
+        assert CliRunner().invoke(cli, ["submit", *words], standalone_mode=False).return_value == 0
+    jobs = [job for _, command in Inbox.peek(RunDir(home / "hpcsched-run")) for job in command.jobs]
+    assert [job.array.at_once for job in jobs if job.array] == [None] * 4
+    assert all(job.env == {"B": "1"} for job in jobs)
+
+
+@pytest.mark.parametrize("line", ["extra", "--help", "--name a -- b", "--nme a"])
+def test_a_line_has_options_and_nothing_else(line: str, home: Path) -> None:
+    (home / "job.sh").write_text(f"#!/bin/sh\n#HPCSCHED {line}\n")
+    done = CliRunner().invoke(cli, ["submit", "./job.sh"], standalone_mode=False)
+    assert isinstance(done.exception, ConfigError) and "./job.sh:2" in str(done.exception)
 
 
 @pytest.mark.parametrize("words", [["--name", "x"], ["--gpus", "2"], ["--each", "a=1"], ["--export", "A=1"]])

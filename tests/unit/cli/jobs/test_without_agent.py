@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner, Result
 from rundirs import a_home, a_run
 
-from hpcsched.agent.inbox import Inbox
+from hpcsched.agent.inbox import Command, Inbox, send
 from hpcsched.cli.main import cli
 from hpcsched.core.model import JobState
-from hpcsched.errors import NoSuchRun
+from hpcsched.errors import ConfigError, NoSuchRun
 from hpcsched.store.rundir import RunDir
 
 
@@ -63,7 +63,32 @@ def test_they_can_be_cancelled_and_with_them_what_waits_for_them(home: Path) -> 
     assert done.return_value == 0 and "job 2 (b): cancelled" in done.stderr
     assert "job c: cancelled: it waited for one of these" in done.stderr
     assert names(home / "hpcsched-run") == ["a", "d"]
-    assert hpcsched("cancel", "1-9").exit_code == 0 and names(home / "hpcsched-run") == []
+    assert hpcsched("cancel", "a,d").return_value == 0 and names(home / "hpcsched-run") == []
+
+
+def test_ids_are_no_names_as_they_are_given_later(home: Path) -> None:
+    for name in ("a", "b"):
+        submit(name)
+    for key in ("1", "1-9", "a,2"):
+        refused = hpcsched("cancel", key)
+        assert isinstance(refused.exception, ConfigError) and "a, b" in str(refused.exception)
+    assert names(home / "hpcsched-run") == ["a", "b"]
+
+
+def test_a_name_that_waits_is_not_given_to_another(home: Path) -> None:
+    submit("a")
+    for words in (["--name", "a", "--", "true"], ["--resume", "--name", "a", "--", "true"]):
+        refused = hpcsched("run", "--devices", "cpu:1", *words)
+        assert isinstance(refused.exception, ConfigError) and names(home / "hpcsched-run") == ["a"]
+
+
+def test_what_else_waits_is_said_and_keeps_the_folder(home: Path) -> None:
+    folder = a_run(home / "hpcsched-run", state="FINISHED", age_s=1e5, jobs=(JobState.FAILED,))
+    (folder / "journal.jsonl").write_text("{}\n")
+    send(RunDir(folder), Command(command="retry", targets=[1]))
+    assert "a retry of job-1 waits: `hpcsched run --resume` does it" in hpcsched("status").stderr
+    submit("a")
+    assert names(folder) == ["a"] and not (home / "hpcsched-run-2").exists()
 
 
 def test_one_of_a_file_of_several_is_taken_back_alone(home: Path) -> None:

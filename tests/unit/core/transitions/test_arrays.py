@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hpcsched.core import events as ev
@@ -114,3 +116,30 @@ def test_ten_thousand_of_one_array_are_no_burden() -> None:
     driver = Driver(gpus=2, profiles=[M])
     driver.machine.handle(ev.JobsSubmitted(at=0.0, first_id=1, jobs=tuple(array(10_000, 2))))
     assert running(driver) == ["a1", "a2"]
+
+
+def test_a_job_that_leaves_its_array_leaves_its_place() -> None:
+    driver = Driver(*array(3, 1), gpus=2, profiles=[M])
+    driver.runs("a1")
+    driver.tell(ev.SuspendRequested, "a1")
+    driver.exits("a1", 75, 10, 10)
+    alone = replace(driver.job("a1").spec, array=None)
+    driver.tell(ev.DefinitionsCompared, updated={1: alone}, kept={}, again=())
+    assert running(driver) == ["a2"]
+    driver.tell(ev.ResumeRequested, "a1")
+    assert running(driver) == ["a2", "a1"]
+
+
+def test_the_next_one_that_can_start_gets_the_place() -> None:
+    """Its turn comes while what it waits for runs once more."""
+    preps = [a_job(f"p{i}", "m", gpus=1) for i in (1, 2, 3)]
+    trains = [replace(spec, after=(f"p{i}",)) for i, spec in enumerate(array(3, 1), 1)]
+    driver = Driver(*preps, *trains, gpus=4, profiles=[M])
+    for name in ("p1", "p2", "p3"):
+        driver.runs(name)
+        driver.exits(name, 0, 100, 100)
+    assert running(driver) == ["a1"]
+    driver.tell(ev.RetryRequested, job_ids=(2,), from_scratch=True)
+    driver.runs("a1")
+    driver.exits("a1", 0, 100, 100)
+    assert running(driver) == ["p2", "a3"] and why(driver, "a2") == Why.DEPENDENCY

@@ -1,0 +1,92 @@
+"""What `run` prints at its end: the result, other policies beside it, and why jobs failed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcsched.cli.common import say
+from hpcsched.core.machine import Machine
+from hpcsched.decoding import read_tail
+from hpcsched.errors import BadInput, ConfigError, HpcschedError
+
+TAIL_LINES = 10
+TAIL_BYTES = 2**16
+
+
+def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:
+    """Print the result at the end: JSON, or tables."""
+    from msgspec.structs import replace
+
+    from hpcsched.cli.run.results import result_of, simulated
+    from hpcsched.report.result import to_json
+    from hpcsched.report.tables import comparison_table, headline, job_table
+
+    machine: Machine = life.machine
+    result = result_of(machine, downtime_s=life.downtime_s)
+    results = [replace(result, label="this run")]
+    for policy in compare:
+        profiles = {
+            (p.model, p.nodes): p for j in machine.run.jobs.values() if (p := machine.estimates.profile(j))
+        }
+        specs = [job.spec for job in machine.run.jobs.values()]
+        hosts = Counter(device.host for device in machine.leftover.there_at_first)
+        gpus, nodes = max(hosts.values(), default=1), len(hosts)
+        try:
+            if len(set(hosts.values())) != 1 or machine.ledger.lost or not machine.run.finished:
+                raise ConfigError(
+                    where="--compare",
+                    got="a run cut short, or hosts with unequal or lost GPUs",
+                    accepted="a finished run on hosts that are alike",
+                )
+            known = list(profiles.values())
+            results.append(simulated(specs, known, gpus=gpus, nodes=nodes, policy=policy, options={}))
+        except ConfigError as error:
+            click.echo(f"hpcsched: no comparison with {policy}: {error}", err=True)
+    if as_json:
+        sys.stdout.buffer.write(to_json([result]) + b"\n")
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(job_table(result, width=width))
+        click.echo(headline(result))
+        if len(results) > 1:
+            click.echo("\nthis run, and what others would have taken (simulated with the same profiles):")
+            click.echo(comparison_table(results, width=width))
+    for job in machine.run.jobs.values():
+        if job.state.failed:
+            _tell_failure(life, job.id)
+    if life.exit_code == 130:
+        left = machine.run.unfinished
+        click.echo(f"hpcsched: killed with {left} jobs left; go on with `{again}`", err=True)
+    if gantt:
+        from hpcsched.report.gantt import gantt_svg
+
+        try:
+            gantt_svg(results if len(results) > 1 else [result], gantt)
+            click.echo(f"hpcsched: Gantt chart in {gantt}", err=True)
+        except OSError as error:
+            click.echo(f"hpcsched: no Gantt chart: {gantt}: {error.strerror}", err=True)
+        except HpcschedError as error:
+            click.echo(f"hpcsched: no Gantt chart: {error}", err=True)
+
+
+def _tell_failure(life: Any, job_id: int) -> None:
+    """Print why a job failed, and the last lines it wrote."""
+    job = life.machine.run.jobs[job_id]
+    say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
+    path = life.outputs.get(job_id)
+    if path is None:
+        return
+    try:
+        lines = read_tail(path, TAIL_BYTES).splitlines()[-TAIL_LINES:]
+    except (OSError, BadInput):  # it may write to a terminal or a pipe
+        return
+    say(f"  the last lines of {path}:", err=True)
+    for line in lines:
+        say(f"    {line[:300]}", err=True)
