@@ -37,7 +37,8 @@ def decode(
 ) -> T:
     """A JSON document as `kind`. Raises BadInput.
 
-    `most_depth` None: its depth is checked elsewhere, as the file may be long.
+    `most_depth` None: its depth is checked elsewhere, as the file may be long; or `kind` has no value of any
+    type, and what is nested too deep for the decoder raises as well.
     """
     if len(data) > most_bytes:
         raise BadInput(f"longer than {most_bytes} bytes")
@@ -110,9 +111,11 @@ def read_file(
     return data
 
 
-def decode_file(path: Path, kind: type[T], *, most_bytes: int = MOST_BYTES) -> T:
+def decode_file(
+    path: Path, kind: type[T], *, most_bytes: int = MOST_BYTES, most_depth: int | None = MOST_DEPTH
+) -> T:
     """A file's JSON document as `kind`. Raises OSError and BadInput as `read_file` and `decode` do."""
-    return decode(read_file(path, most_bytes=most_bytes), kind, most_bytes=most_bytes)
+    return decode(read_file(path, most_bytes=most_bytes), kind, most_bytes=most_bytes, most_depth=most_depth)
 
 
 def is_utf8(text: str) -> bool:

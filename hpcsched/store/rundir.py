@@ -262,7 +262,7 @@ def agent_works(rundir: RunDir) -> bool:
 def last_status(rundir: RunDir) -> LastStatus | None:
     """The state in the newest snapshot; None if there is none to read."""
     try:
-        return decode_file(rundir.status, _Page, most_bytes=MAX_SNAPSHOT_BYTES).run
+        return decode_file(rundir.status, _Page, most_bytes=MAX_SNAPSHOT_BYTES, most_depth=None).run
     except (OSError, BadInput):
         return None
 

@@ -232,7 +232,7 @@ def read_page(rundir: RunDir) -> StatusPage:
 def _read(rundir: RunDir, kind: type[S]) -> S:
     rundir.refuse_newer()
     try:
-        status = decode_file(rundir.status, kind, most_bytes=MAX_SNAPSHOT_BYTES)
+        status = decode_file(rundir.status, kind, most_bytes=MAX_SNAPSHOT_BYTES, most_depth=None)
         age_s(status.run)
     except FileNotFoundError as error:
         rundir.require()

@@ -31,7 +31,7 @@ from hpcsched.cli.jobs.columns import (
     table,
 )
 from hpcsched.core.model import JobState
-from hpcsched.errors import ConfigError
+from hpcsched.errors import ConfigError, NoSuchRun
 from hpcsched.printing import gpus as named
 from hpcsched.store.run_folders import waits
 from hpcsched.store.status import (
@@ -89,14 +89,16 @@ def status(
             page = read_page(rundir)
         asked(page.run)
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
-        return code_of(rundir)
+        return code_of(rundir) if page.run.stale else 0
     with hint_at_runs(ctx, dir_):
         found = without_agent.read_all(rundir)
+    left = found.run.stale and not all(job.state.final for job in found.jobs)
+    code = NoSuchRun.exit_code if left else 0
     if as_json:
         asked(found.run)
         found.jobs = select(found, wanted) if wanted else found.jobs
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
-        return code_of(rundir)
+        return code
     chosen = select(found, wanted) if wanted else found.jobs
     names = _states(states)
     if names is not None:
@@ -117,7 +119,7 @@ def status(
     note(found)
     for line in without_agent.what_else_waits(rundir, found):
         click.echo(f"hpcsched: {line}", err=True)
-    return code_of(rundir)
+    return code
 
 
 def _states(text: str | None) -> set[JobState] | None:

@@ -178,3 +178,12 @@ def test_a_registry_that_cannot_be_written_is_one_line(home: Path) -> None:
     said = registry.register("r", home)
     assert said and "status --all" in said and "\n" not in said
     assert registry.runs() == []
+
+
+def test_a_snapshot_that_is_nested_too_deep_is_refused(home: Path) -> None:
+    folder = a_run(home / "hpcsched-run")
+    for odd in (b'{"x":' + b"[" * 200_000 + b"]" * 200_000 + b"}", b'{"jobs":[' + b'{"a":' * 200_000 + b"1"):
+        (folder / "status.json").write_bytes(odd)
+        for words in ((), ("--json",)):
+            told = CliRunner().invoke(cli, ["status", *words], standalone_mode=False).exception
+            assert "cannot be understood" in str(told)
