@@ -20,6 +20,9 @@ from hpcsched.errors import ConfigError
 PROJECT = "hpcsched.toml"
 """The project's file, in the working directory."""
 
+DIR = "Run directory (the newest ./hpcsched-run*)."
+"""What --dir is, for help texts."""
+
 KEYS = {
     "dir": printed("the run directory"),
     "devices": printed("auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED]"),

@@ -28,8 +28,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPLETED = 200
 """Names that a shell is offered at most (chosen)."""
 
-DIR = "Run directory (the newest ./hpcsched-run*)."
-
 
 class Number(click.FloatRange):
     """A number within bounds; nan, which is within any, is none."""
@@ -120,7 +118,7 @@ def hint_at_gpus_per_node(ctx: click.Context, nodes: int) -> None:
 
 def dir_option(command: F) -> F:
     """--dir, also after the command's name."""
-    return click.option("--dir", "dir_", metavar="D", help=DIR)(command)
+    return click.option("--dir", "dir_", metavar="D", help=config.DIR)(command)
 
 
 def json_option(command: F) -> F:

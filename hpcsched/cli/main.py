@@ -12,7 +12,6 @@ import click
 
 from hpcsched import __version__, config
 from hpcsched.cli import examples
-from hpcsched.cli.common import DIR
 from hpcsched.errors import HpcschedError
 from hpcsched.printing import printable, suggestion
 from hpcsched.stability import marked
@@ -106,7 +105,7 @@ def _mark(command: click.Command, path: str) -> None:
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hpcsched")
-@click.option("--dir", "dir_", metavar="D", envvar="HPCSCHED_DIR", help=DIR)
+@click.option("--dir", "dir_", metavar="D", envvar="HPCSCHED_DIR", help=config.DIR)
 @click.option("--config", "config_file", metavar="F", envvar="HPCSCHED_CONFIG", help="Project settings file.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more on stderr; show tracebacks.")
 @click.pass_context

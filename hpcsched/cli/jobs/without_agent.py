@@ -46,6 +46,8 @@ def read_all(rundir: RunDir, read: Callable[[RunDir], Status] = read_status) -> 
 
 def what_takes_them(status: Status) -> str | None:
     """A line about jobs that wait for an agent; None if there are none."""
+    if status.run.state in ("RUNNING", "DRAINING") and not status.run.stale:
+        return None
     waiting = sum(waits(job) for job in status.jobs)
     if not waiting:
         return None
