@@ -168,7 +168,8 @@ _WORDS = {
     Why.RESEATED: "has {seats} since step {step}{stopped}",
     Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
-    Why.NO_PROFILE: "no profile of {model}: {gpus} GPUs, at most half of the {total}; learnt as it runs",
+    Why.NO_PROFILE: "how {model} scales is unknown: {gpus} GPUs, at most half of the {total}; "
+    "measured as it runs",
     Why.FIXED: "the job asks for {gpus} GPUs{hosts}",
     Why.NOT_PARALLEL: "{gpus} GPUs: {because}",
     Why.ONE_PROCESS: "is started as one process that sees all {gpus} GPUs, as nothing says that its program "

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcsched.core.profile import Cost, Profile
 from hpcsched.store.profiles import describe
 
-MAX_BAR = 40
-"""Characters of the longest bar of a curve (chosen)."""
+LEAST_BAR, MAX_BAR = 4, 40
+"""Characters of the longest bar of a curve, on a narrow terminal and on a wide one (chosen)."""
+
+_BEST = " <- optimal"
 
 
 def table_of(profiles: Sequence[Profile]) -> str:
@@ -30,8 +33,11 @@ def table_of(profiles: Sequence[Profile]) -> str:
     return aligned([header, *rows], left=(0, 1, 4, 6, 7))
 
 
-def curve_of(profile: Profile) -> str:
-    """A bar for each count there is, the optimal one marked, with spread, costs and origin."""
+def curve_of(profile: Profile, width: int = 80) -> str:
+    """A bar for each count there is, the optimal one marked, with spread, costs and origin.
+
+    Its lines are at most `width` characters long, unless the numbers alone are.
+    """
     counts = sorted(profile.throughput)
     best, most = profile.optimal(counts[-1]), max(profile.throughput.values())
     rates = profile.throughput
@@ -45,13 +51,16 @@ def curve_of(profile: Profile) -> str:
         _column("GROW_S", profile.grow_s, counts, "{:.2f}".format),
         _column("SHRINK_S", profile.shrink_s, counts, "{:.2f}".format),
         _column("MIB", profile.memory_mib, counts, "{:.0f}".format),
-        ["", *("#" * max(1, round(MAX_BAR * rates[g] / most)) + " <- optimal" * (g == best) for g in counts)],
     ]
     shown = [column for column in columns if column]
+    numbers = sum(max(map(len, column)) + 2 for column in shown)
+    bar = max(LEAST_BAR, min(MAX_BAR, width - numbers - len(_BEST)))
+    shown.append(["", *("#" * max(1, round(bar * rates[g] / most)) + _BEST * (g == best) for g in counts)])
     drawn = aligned(list(zip(*shown, strict=True)), left=(len(shown) - 1,))
     title = f"{profile.model}: {describe(profile, note=False)}\n"
-    lines = (_packed(profile), profile.software, profile.note)
-    return title + drawn + "".join(f"{line}\n" for line in lines if line)
+    told = (_packed(profile), profile.software, profile.note)
+    lines = [line for text in told if text for line in textwrap.wrap(text, width)]
+    return title + drawn + "".join(f"{line}\n" for line in lines)
 
 
 def _packed(profile: Profile) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,4 +118,6 @@ def print_profiles(found: Sequence[Profile], as_json: bool) -> None:
     """Print their curves, or all of them as JSON."""
     from hpcsched.profiling.draw import curve_of
 
-    click.echo(format_profiles(found) if as_json else "\n".join(map(curve_of, found)), nl=False)
+    width = shutil.get_terminal_size().columns
+    curves = "\n".join(curve_of(profile, width) for profile in found)
+    click.echo(format_profiles(found) if as_json else curves, nl=False)

@@ -64,7 +64,7 @@ def test_show_marks_the_optimum(database: Path) -> None:
     assert lines[1].split() == ["GPUS", "step/s", "START_S", "SUSPEND_S", "RESUME_S"]
     assert [line.endswith("<- optimal") for line in lines[2:8]] == [False, False, True, False, False, False]
     assert lines[4].split()[:5] == ["3", "7.579", "21.7", "32.5", "21.7"]
-    assert lines[4].count("#") == 40 and lines[2].count("#") == 23
+    assert lines[4].count("#") == 25 and lines[2].count("#") == 15
     (found,) = parse_profiles(call("show", "ResNet-50", "--json").stdout, where="out")
     assert found == load_profiles("marble-summit")[0]
 

@@ -246,7 +246,10 @@ def test_fixed_and_ranges_of_gpus():
 def test_an_unknown_model_gets_at_most_half_the_node():
     driver = Driver(a_job("x"), profiles=ALL)
     assert leases(driver) == {"x": (0, 1, 2)}
-    assert reasons(driver, "x")[-1] == "no profile of x: 3 GPUs, at most half of the 6; learnt as it runs"
+    assert (
+        reasons(driver, "x")[-1]
+        == "how x scales is unknown: 3 GPUs, at most half of the 6; measured as it runs"
+    )
 
 
 @pytest.mark.parametrize(("count", "each"), [(1, [3]), (2, [3, 3]), (3, [2, 2, 2]), (4, [1, 1, 2, 2])])
