@@ -21,7 +21,7 @@ def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
     if rundir.begun and not resume:
         raise ConfigError(
             where=str(rundir.root),
-            got="holds a run already" + (", and commands wait there" if waits(rundir) else ""),
+            got="holds a run already" + (", and jobs wait there" if waits(rundir) else ""),
             accepted="--resume to go on with it, or another --dir",
         )
 

@@ -82,9 +82,9 @@ def _made(
         yield _one(rest, one, name=name, array=array, at_once=at_once)
 
 
-def after_arrays(tables: Sequence[dict[str, Any]]) -> None:
-    """Have what waits for an array of these tables wait for all of its jobs."""
-    arrays: dict[str, list[str]] = {}
+def after_arrays(tables: Sequence[dict[str, Any]], known: Mapping[str, Sequence[str]]) -> None:
+    """Have what waits for an array of these tables, or of those that are `known`, wait for its jobs."""
+    arrays = {name: list(jobs) for name, jobs in known.items()}
     for table in tables:
         if isinstance(table.get("array"), dict):
             arrays.setdefault(str(table["array"].get("name")), []).append(str(table.get("name")))
@@ -133,8 +133,8 @@ def _values(key: str, given: Any, where: str, place: str) -> list[Any]:
         )
     if key in RESERVED:
         schema.refuse(where, place, repr(key), f"another name than {', '.join(RESERVED)}")
-    if isinstance(given, str) and _RANGE.fullmatch(given):
-        if numbers := range_of(given):
+    if isinstance(given, str) and (numbers := range_of(given)) is not None:
+        if numbers:
             return numbers
         schema.refuse(where, place, repr(given), f"a range that goes up, of at most {MOST} numbers")
     if not isinstance(given, list) or not given:
@@ -145,14 +145,14 @@ def _values(key: str, given: Any, where: str, place: str) -> list[Any]:
     return list(given)
 
 
-def range_of(text: str) -> list[Any]:
-    """The whole numbers of a range such as "1..5" or "0..100..25"; empty if it is none, or none that goes up.
+def range_of(text: str) -> list[Any] | None:
+    """The whole numbers of a range such as "1..5" or "0..100..25"; None for another text.
 
-    With zeros before the first they are texts of that length: "01..10".
+    Empty: it does not go up, or is too long. With zeros before the first, as in "01..10", they are texts.
     """
     found = _RANGE.fullmatch(text)
     if found is None:
-        return []
+        return None
     first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
     if not step or first > last or (last - first) // step >= MOST:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +27,7 @@ from hpcsched.jobfile.needs import needs_of
 from hpcsched.jobfile.restart import progress_pattern_of, restart_of
 
 _ACCEPTED = schema.options_of(Job)
+NO_ARRAYS: Mapping[str, Sequence[str]] = {}
 _Refuse = Callable[[str, object, str], NoReturn]
 
 
@@ -40,11 +41,18 @@ class JobFile:
 
 
 def load(
-    path: Path, *, workdir: Path, user: str = "", known: Collection[str] = (), again: bool = False
+    path: Path,
+    *,
+    workdir: Path,
+    user: str = "",
+    known: Collection[str] = (),
+    arrays: Mapping[str, Sequence[str]] = NO_ARRAYS,
+    again: bool = False,
 ) -> JobFile:
     """The jobs of a TOML file; relative paths and programs run in `workdir`.
 
-    `known` are names that may stand in `after` besides the file's own; `again`: and that its jobs may have.
+    `known` are names that may stand in `after` besides the file's own, `arrays` those of the jobs of arrays;
+    `again`: and that its jobs may have.
 
     Raises ConfigError naming file, key, what was found and what is accepted.
     """
@@ -57,7 +65,7 @@ def load(
         table = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
         raise ConfigError(where=str(path), got=f"not valid TOML: {said(error)}", accepted="TOML") from error
-    return parse(table, where=str(path), workdir=workdir, user=user, known=known, again=again)
+    return parse(table, where=str(path), workdir=workdir, user=user, known=known, arrays=arrays, again=again)
 
 
 def parse(
@@ -67,12 +75,13 @@ def parse(
     workdir: Path,
     user: str = "",
     known: Collection[str] = (),
+    arrays: Mapping[str, Sequence[str]] = NO_ARRAYS,
     again: bool = False,
 ) -> JobFile:
     """The jobs in a job file's top-level table; raises ConfigError.
 
-    `known` are names that may stand in `after` besides the file's own: those of the run so far. `again`: and
-    that its jobs may have.
+    `known` are names that may stand in `after` besides the file's own: those of the run so far;
+    `arrays`: by array those of its jobs. `again`: and that its jobs may have.
     """
     keys = {"schema", "policy", "defaults", "job"}
     for key in table:
@@ -99,7 +108,7 @@ def parse(
         base = {k: v for k, v in defaults.items() if k not in replaced}
         place = f"job[{at}]"
         tables += [(place, one) for one in expanded({**base, **job}, where=where, place=place)]
-    after_arrays([one for _, one in tables])
+    after_arrays([one for _, one in tables], arrays)
     specs = [spec_of(one, where=where, place=place, workdir=workdir, user=user) for place, one in tables]
     check_names(specs, where=where, known=known, again=again)
     policy, options = _policy(table.get("policy", {}), where)

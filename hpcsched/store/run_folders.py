@@ -10,10 +10,21 @@ import re
 import shlex
 from pathlib import Path
 
+import msgspec
+
+from hpcsched.decoding import decode_file
+from hpcsched.errors import BadInput
 from hpcsched.store.rundir import RunDir, agent_alive, last_status
 
 USUAL = "hpcsched-run"
 """The first run's folder."""
+
+
+class _Command(msgspec.Struct):
+    """What is read of a command in the inbox."""
+
+    command: str
+
 
 _NAME = re.compile(rf"{USUAL}(?:-(?P<number>[1-9][0-9]{{0,5}}))?")
 
@@ -50,11 +61,18 @@ def of_next_run(here: Path) -> Path:
 
 
 def waits(rundir: RunDir) -> bool:
-    """Whether commands wait in a run directory for an agent."""
+    """Whether jobs, or jobs that are to run again, wait in a run directory for an agent."""
     try:
         with os.scandir(rundir.inbox / "new") as found:
-            return any(entry.is_file(follow_symlinks=False) for entry in found)
+            return any(_is_work(Path(entry)) for entry in found)
     except OSError:
+        return False
+
+
+def _is_work(file: Path) -> bool:
+    try:
+        return decode_file(file, _Command).command in ("submit", "retry")
+    except (OSError, BadInput):
         return False
 
 

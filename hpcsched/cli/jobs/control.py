@@ -229,7 +229,7 @@ def submit(
         _of_commands_only(ctx)
         path = Path(words[0])
         user = user_name()
-        jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, again=True).jobs
+        jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, arrays=arrays, again=True).jobs
     elif words:
         optional = {"model": model, "steps": steps, "output": output, "retries": retries}
         keys: dict[str, Any] = {key: value for key, value in optional.items() if value is not None}
@@ -307,7 +307,7 @@ def _leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
             outcomes.append("is in the run already")
         if not job or (keys and command.update):
             left.append(spec)
-    if not left and not kept:
+    if not (left or kept or command.update):
         jobfile.check_names(command.jobs, where="submit", known=taken)
     if left:
         command.jobs = left

@@ -16,7 +16,10 @@ DIRECTIVES_WITHIN = 2**16
 
 _DIRECTIVE = re.compile(r"#HPCSCHED\s+(.*)")
 _SWEEP = {"each", "array", "at_once"}
-"""Where the command line has one of these, none of a script counts."""
+"""Where the command line says which jobs there are, none of these in a script counts."""
+
+SAID = f"{__name__}.said"
+"""In a context's `meta`: the names of the options that a script has given."""
 
 _ACCEPTED = "#HPCSCHED and options of `submit`"
 
@@ -33,8 +36,11 @@ class WithDirectives(click.Command):
         words = given.get("words")
         if isinstance(words, (tuple, list)) and words and not str(words[0]).endswith(".toml"):
             lines = self._said_by(str(words[0]), ctx)
-            if _SWEEP & given.keys():
+            if {"each", "array"} & _given(given):
                 lines = {key: value for key, value in lines.items() if key not in _SWEEP}
+            elif "at_once" in _given(given) and "array" in lines:
+                lines["array"] = str(lines["array"]).partition("%")[0]
+            ctx.meta[SAID] = set(lines)
             ctx.default_map = {**(ctx.default_map or {}), **lines}
         return super().parse_args(ctx, args)
 
@@ -60,12 +66,17 @@ class WithDirectives(click.Command):
         return found
 
 
+def _given(options: dict[str, Any]) -> set[str]:
+    """The options that a command line has; newer click has all here, with a mark for those it has not."""
+    return {key for key, value in options.items() if isinstance(value, (str, int, list, tuple))}
+
+
 def directives(script: str) -> list[tuple[int, list[str]]]:
     """The numbers of a script's #HPCSCHED lines, and their words. Raises ConfigError."""
     lines: list[tuple[int, list[str]]] = []
-    if not Path(script).is_file():
-        return lines
     try:
+        if not Path(script).is_file():
+            return lines
         with Path(script).open(encoding="utf-8") as file:
             head = file.read(DIRECTIVES_WITHIN)
     except (OSError, ValueError):

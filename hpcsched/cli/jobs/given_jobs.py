@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,12 +41,13 @@ def is_job_file(words: Sequence[str]) -> bool:
         if len(words) > 1:
             raise click.UsageError(f"one job file, not {' and '.join(words[:2])}; a command comes after --")
         return bool(words)
-    file = Path(words[0])
     if len(words) > 1:
         return False
-    if file.exists():
-        return not (file.is_file() and os.access(file, os.X_OK))
-    return not shutil.which(words[0])
+    try:
+        about = Path(words[0]).stat()
+    except (OSError, ValueError):
+        return not shutil.which(words[0])
+    return not (stat.S_ISREG(about.st_mode) and os.access(words[0], os.X_OK))
 
 
 def of_command(
@@ -136,8 +138,16 @@ def _values(each: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(
                 where="--each", got=f"{text!r}: an empty value", accepted="a value between commas"
             )
-        found[key] = [one for value in values for one in (matrix.range_of(value) or [value])]
+        found[key] = [one for value in values for one in _range(value)]
     return found
+
+
+def _range(value: str) -> list[Any]:
+    numbers = matrix.range_of(value)
+    if numbers == []:
+        accepted = f"a range that goes up, of at most {matrix.MOST} numbers"
+        raise ConfigError(where="--each", got=repr(value), accepted=accepted)
+    return [value] if numbers is None else numbers
 
 
 def _array(job: dict[str, Any], text: str, at_once: int | None) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -19,6 +20,9 @@ from hpcsched.store import run_folders
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, RunLock
 from hpcsched.store.status import JobStatus, RunStatus, Status, iso, read_status
+
+if TYPE_CHECKING:
+    from hpcsched.agent.inbox import Command
 
 PENDING = "PENDING"
 """The state of a run directory in which no run has begun, and for which jobs wait."""
@@ -118,31 +122,36 @@ def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
 
 
 def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
-    """Take jobs back that wait for an agent; the exit code: 1 if none was one.
+    """Take back jobs that wait for an agent, and retries that do; the exit code: 1 if there was none.
 
     With them go those that wait for them to complete. Raises RunDirError where an agent has come meanwhile.
     """
     status = read_all(rundir)
     chosen = select(status, keys)
-    by_number = [word for key in keys for word in key.split(",") if re.fullmatch(r"[\d-]+", word)]
+    names = {job.name for job in status.jobs}
+    words = {word for key in keys for word in key.split(",")} - names
+    by_number = sorted(word for word in words if re.fullmatch(r"[\d-]+", word))
     if by_number and any(waits(job) for job in select(status, by_number)):
-        names = ", ".join(job.name for job in status.jobs if waits(job))
-        accepted = f"names, as ids are given when an agent takes a job: {names}"
+        waiting = ", ".join(job.name for job in status.jobs if waits(job))
+        accepted = f"names, as ids are given when an agent takes a job: {waiting}"
         raise ConfigError(where="cancel", got=repr(by_number[0]), accepted=accepted)
     lock = RunLock(rundir)
     try:
         gone = _take_back(rundir, {job.name for job in chosen if waits(job)})
+        kept = _take_back_changes(rundir, {job.id: job.name for job in chosen if not waits(job)})
     finally:
         lock.release()
     for job in chosen:
         what = "cancelled" if job.name in gone else f"is {job.state}, and no agent runs that could end it"
+        what = "stays as it is: what waited for it is taken back" if job.name in kept else what
         click.echo(f"job {job.id} ({job.name}): {what}", err=True)
     for name in gone - {job.name for job in chosen}:
         click.echo(f"job {name}: cancelled: it waited for one of these", err=True)
-    return int(not gone)
+    return int(not (gone or kept))
 
 
 def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
+    """Take new jobs out of the inbox, with those that wait for them; the names of all of these."""
     from hpcsched.agent.inbox import Inbox
 
     gone = set(names)
@@ -152,13 +161,34 @@ def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
         gone |= more
     for name, command in commands:
         left = [spec for spec in command.jobs if spec.name not in gone]
-        path = rundir.inbox / "new" / name
-        if not left:
-            path.unlink(missing_ok=True)
-        elif len(left) < len(command.jobs):
+        if len(left) < len(command.jobs):
             command.jobs = left
-            write_atomically(path, msgspec.json.encode(command), durable=True)
+            _put_back(rundir, name, command if left else None)
     return gone
+
+
+def _take_back_changes(rundir: RunDir, jobs: dict[int, str]) -> set[str]:
+    """Take retries and changes of jobs that the run has out of the inbox; the names of those that had one."""
+    from hpcsched.agent.inbox import Inbox
+
+    had: set[str] = set()
+    for name, command in Inbox.peek(rundir):
+        about = {jobs[job_id] for job_id in command.targets if job_id in jobs}
+        about |= {spec.name for spec in command.jobs} & set(jobs.values())
+        if about and command.command in ("submit", "retry"):
+            command.targets = [job_id for job_id in command.targets if job_id not in jobs]
+            command.jobs = [spec for spec in command.jobs if spec.name not in about]
+            _put_back(rundir, name, command if command.targets or command.jobs else None)
+            had |= about
+    return had
+
+
+def _put_back(rundir: RunDir, name: str, command: Command | None) -> None:
+    path = rundir.inbox / "new" / name
+    if command is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, msgspec.json.encode(command), durable=True)
 
 
 def waiting_names(rundir: RunDir) -> set[str]:

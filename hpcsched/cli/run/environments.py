@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from hpcsched import jobfile
 from hpcsched.cli.common import option
+from hpcsched.cli.jobs.directives import SAID
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import BadEnvironment, ConfigError
 
@@ -46,7 +47,8 @@ def environment_options(command: F) -> F:
 def was_said(ctx: click.Context) -> bool:
     """Whether the environment was given to this command, and not in a file of settings."""
     told = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    return any(ctx.get_parameter_source(key) in told for key in OPTIONS)
+    in_script: set[str] = ctx.meta.get(SAID, set())
+    return any(key in in_script or ctx.get_parameter_source(key) in told for key in OPTIONS)
 
 
 def filled_in(specs: Iterable[JobSpec], environment: PythonEnvironment | None) -> list[JobSpec]:

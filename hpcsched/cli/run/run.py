@@ -260,7 +260,7 @@ def conduct(
     if file and jobs:
         policies.check_file(file, jobs)
     given = file.jobs if file else made
-    if twice := sorted(waiting_names(rundir) & {job.name for job in given}):
+    if not resume and (twice := sorted(waiting_names(rundir) & {job.name for job in given})):
         got = f"a job {twice[0]} waits in {rundir.root} already"
         accepted = f"another name, or `hpcsched cancel {twice[0]}` first"
         raise ConfigError(where=str(jobs or command), got=got, accepted=accepted)

@@ -10,12 +10,22 @@ from hpcsched.core.jobs import Job
 class _Places:
     """The places of one array: the jobs that have one, and those that could start but for one, in order."""
 
-    __slots__ = ("_line", "inside", "outside")
+    __slots__ = ("_line", "_newest", "inside", "limit", "outside")
 
     def __init__(self) -> None:
         self.inside: set[int] = set()
         self.outside: set[int] = set()
         self._line: list[int] = []
+        self._newest, self.limit = 0, 0
+
+    def limited(self, job_id: int, at_once: int) -> None:
+        """Go by the limit of the newest job: what was submitted later may say another."""
+        if job_id >= self._newest:
+            self._newest, self.limit = job_id, at_once
+
+    def has_room(self) -> bool:
+        """Whether there is a place."""
+        return len(self.inside) < self.limit
 
     def wait(self, job_id: int) -> None:
         """Have a job wait for a place."""
@@ -51,10 +61,11 @@ class Arrays:
         if array is None or array.at_once is None:
             return True
         places = self._of.setdefault(array.name, _Places())
+        places.limited(job.id, array.at_once)
         if job.id in places.inside:
             return True
         self._array[job.id] = array.name
-        if len(places.inside) >= array.at_once:
+        if not places.has_room():
             places.wait(job.id)
             return False
         places.outside.discard(job.id)
@@ -83,3 +94,7 @@ class Arrays:
     def outside(self, job: Job) -> bool:
         """Whether a job that could start waits for a place."""
         return job.id in self._array and job.id in self._of[self._array[job.id]].outside
+
+    def limit(self, name: str) -> int:
+        """How many of an array may be under way."""
+        return self._of[name].limit

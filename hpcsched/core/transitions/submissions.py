@@ -80,7 +80,7 @@ class Submissions:
         """Give a job that does not run another definition."""
         keys = differing(job.spec, spec)
         self._waiting.wait_no_more(job)
-        if not job.state.final:
+        if not job.state.final and (not job.attempt or _array(job.spec) != _array(spec)):
             self._waiting.leave_array(job)
         job.spec = spec
         job.has(most_gpus=None)
@@ -155,3 +155,7 @@ class Submissions:
                 self._waiting.leave_array(other)
                 other.unmet += 1
                 self._waiting.wait_for(other, job)
+
+
+def _array(spec: JobSpec) -> str | None:
+    return spec.array.name if spec.array else None

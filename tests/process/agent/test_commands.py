@@ -169,3 +169,17 @@ def test_nobody_reading_standard_error_does_not_stop_the_run(bench: Bench) -> No
     process.wait(PATIENCE_S)
     assert bench.states() == {"a": "COMPLETED", "b": "COMPLETED"}
     assert bench.status()["run"]["state"] == "FINISHED"
+
+
+@pytest.mark.slow
+def test_a_batch_script_goes_on_also_if_a_job_of_its_file_was_submitted_meanwhile(bench: Bench) -> None:
+    agent = bench.start(
+        bench.set_of(saves("a", steps=100)), "--devices", "cpu:1", "--requeue", "--batch", "none"
+    )
+    bench.ready("a")
+    agent.kill(signal.SIGINT)
+    assert agent.wait() == 75
+    both = bench.set_of(saves("a", steps=100), job("b", "true"))
+    assert bench("submit", both).returncode == 0
+    done = bench("run", both, "--requeue", "--batch", "none")
+    assert done.returncode == 0 and bench.states() == {"a": "COMPLETED", "b": "COMPLETED"}

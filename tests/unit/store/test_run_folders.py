@@ -64,7 +64,7 @@ def test_folders_in_which_nothing_has_begun_do_not_count_unless_something_waits_
     second = home / "hpcsched-run-2"
     RunDir(second).make()
     assert run_folders.newest(home) == first and run_folders.of_next_run(home) == second
-    (second / "inbox" / "new" / "1").write_text("{}")
+    (second / "inbox" / "new" / "1").write_text('{"command": "submit"}')
     assert run_folders.newest(home) == run_folders.of_next_run(home) == second
 
 

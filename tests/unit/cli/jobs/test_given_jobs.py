@@ -94,7 +94,21 @@ def test_what_a_run_has_is_not_merged_with() -> None:
         made("x", name="x", arrays=["x"])
 
 
-@pytest.mark.parametrize("each", [["a=1,"], ["a"], ["a="], ["=1"], ["a=1", "a=2"], ["index=1"], ["b=1"]])
+@pytest.mark.parametrize(
+    "each",
+    [
+        ["a=5..1"],
+        ["a=1..200000"],
+        ["a=1..3,5..2"],
+        ["a=1,"],
+        ["a"],
+        ["a="],
+        ["=1"],
+        ["a=1", "a=2"],
+        ["index=1"],
+        ["b=1"],
+    ],
+)
 def test_wrong_values_are_refused(each: list[str]) -> None:
     with pytest.raises(ConfigError):
         made("x", "{a}", each=each)
@@ -161,6 +175,35 @@ def test_an_option_on_the_command_line_replaces_that_of_a_line(home: Path) -> No
     jobs = [job for _, command in Inbox.peek(RunDir(home / "hpcsched-run")) for job in command.jobs]
     assert [job.array.at_once for job in jobs if job.array] == [None] * 4
     assert all(job.env == {"B": "1"} for job in jobs)
+
+
+def test_a_limit_on_the_command_line_goes_before_that_of_a_line(home: Path) -> None:
+    for lines in ("--array 1-4%2", "--each a=1,2 --at-once 2"):
+        (home / "job.sh").write_text(f"#!/bin/sh\n#HPCSCHED {lines}\n")
+        words = ["--at-once", "1", "--", "./job.sh", "{a}"]
+        assert CliRunner().invoke(cli, ["submit", *words], standalone_mode=False).return_value == 0
+    jobs = [job for _, command in Inbox.peek(RunDir(home / "hpcsched-run")) for job in command.jobs]
+    assert [job.array.at_once for job in jobs if job.array] == [1] * 6
+
+
+def test_an_environment_in_a_line_is_the_jobs(home: Path) -> None:
+    (home / "job.sh").write_text("#!/bin/sh\n#HPCSCHED --conda mine\n")
+    assert CliRunner().invoke(cli, ["submit", "./job.sh"], standalone_mode=False).return_value == 0
+    ((_, command),) = Inbox.peek(RunDir(home / "hpcsched-run"))
+    assert command.jobs[0].environment and command.jobs[0].environment.name == "mine"
+
+
+def test_a_program_that_cannot_be_looked_at_is_submitted_as_it_is(home: Path) -> None:
+    done = CliRunner().invoke(cli, ["submit", "--", "x" * 300, "y"], standalone_mode=False)
+    assert done.return_value == 0
+
+
+def test_a_job_file_may_wait_for_an_array_of_the_run(home: Path) -> None:
+    (home / "k.toml").write_text('schema = 1\n[[job]]\nname = "k"\ncommand = ["x"]\nafter = ["sw"]\n')
+    for words in (["--name", "sw", "--array", "1-2", "--", "true"], ["k.toml"]):
+        assert CliRunner().invoke(cli, ["submit", *words], standalone_mode=False).return_value == 0
+    last = Inbox.peek(RunDir(home / "hpcsched-run"))[-1][1]
+    assert last.jobs[0].after == ("sw-1", "sw-2")
 
 
 @pytest.mark.parametrize("line", ["extra", "--help", "--name a -- b", "--nme a"])

@@ -77,9 +77,8 @@ def test_ids_are_no_names_as_they_are_given_later(home: Path) -> None:
 
 def test_a_name_that_waits_is_not_given_to_another(home: Path) -> None:
     submit("a")
-    for words in (["--name", "a", "--", "true"], ["--resume", "--name", "a", "--", "true"]):
-        refused = hpcsched("run", "--devices", "cpu:1", *words)
-        assert isinstance(refused.exception, ConfigError) and names(home / "hpcsched-run") == ["a"]
+    refused = hpcsched("run", "--devices", "cpu:1", "--name", "a", "--", "true")
+    assert isinstance(refused.exception, ConfigError) and names(home / "hpcsched-run") == ["a"]
 
 
 def test_what_else_waits_is_said_and_keeps_the_folder(home: Path) -> None:
@@ -89,6 +88,26 @@ def test_what_else_waits_is_said_and_keeps_the_folder(home: Path) -> None:
     assert "a retry of job-1 waits: `hpcsched run --resume` does it" in hpcsched("status").stderr
     submit("a")
     assert names(folder) == ["a"] and not (home / "hpcsched-run-2").exists()
+    done = hpcsched("cancel", "job-1", "a")
+    assert done.return_value == 0 and "stays as it is: what waited for it is taken back" in done.stderr
+    assert Inbox.peek(RunDir(folder)) == []
+    submit("b")
+    assert names(home / "hpcsched-run-2") == ["b"]
+
+
+def test_names_may_be_numbers(home: Path) -> None:
+    for name in ("2024-05", "7"):
+        submit(name)
+    assert hpcsched("cancel", "2024-05,7").return_value == 0 and names(home / "hpcsched-run") == []
+
+
+def test_other_files_in_the_inbox_keep_no_folder(home: Path) -> None:
+    folder = a_run(home / "hpcsched-run", state="FINISHED", age_s=1e5, jobs=(JobState.COMPLETED,))
+    (folder / "journal.jsonl").write_text("{}\n")
+    (folder / "inbox" / "new" / ".nfs1").write_text("x")
+    send(RunDir(folder), Command(command="drain"))
+    submit("a")
+    assert names(home / "hpcsched-run-2") == ["a"]
 
 
 def test_one_of_a_file_of_several_is_taken_back_alone(home: Path) -> None:

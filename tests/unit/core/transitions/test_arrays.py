@@ -143,3 +143,26 @@ def test_the_next_one_that_can_start_gets_the_place() -> None:
     driver.runs("a1")
     driver.exits("a1", 0, 100, 100)
     assert running(driver) == ["p2", "a3"] and why(driver, "a2") == Why.DEPENDENCY
+
+
+def test_who_is_defined_anew_while_it_is_suspended_keeps_its_place() -> None:
+    driver = Driver(*array(3, 1), gpus=2, profiles=[M])
+    driver.runs("a1")
+    driver.tell(ev.SuspendRequested, "a1")
+    driver.exits("a1", 75, 10, 10)
+    changed = replace(driver.job("a1").spec, retries=5)
+    driver.tell(ev.DefinitionsCompared, updated={1: changed}, kept={}, again=())
+    assert running(driver) == []
+    driver.tell(ev.ResumeRequested, "a1")
+    assert running(driver) == ["a1"]
+
+
+def test_the_newest_job_says_how_many_at_once() -> None:
+    driver = Driver(*array(3, 1), gpus=8, profiles=[M])
+    assert running(driver) == ["a1"]
+    more = [replace(spec, name=f"more{spec.array.index}") for spec in array(5, 3) if spec.array]
+    driver.submit(*more)
+    assert running(driver) == ["a1", "more1", "more2"]
+    driver.runs("a1")
+    driver.exits("a1", 0, 100, 100)
+    assert running(driver) == ["more1", "more2", "a2"]
