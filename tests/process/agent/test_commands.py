@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 
+import pytest
 from livebench import COMMAND, FOREVER, PATIENCE_S, SLOW_AT_FIRST, Bench, job, saves
 
 CPU = ["--devices", "cpu:2"]
@@ -173,13 +174,12 @@ def test_nobody_reading_standard_error_does_not_stop_the_run(bench: Bench) -> No
 
 @pytest.mark.slow
 def test_a_batch_script_goes_on_also_if_a_job_of_its_file_was_submitted_meanwhile(bench: Bench) -> None:
-    agent = bench.start(
-        bench.set_of(saves("a", steps=100)), "--devices", "cpu:1", "--requeue", "--batch", "none"
-    )
+    again = ("--requeue", "--batch", "none")
+    agent = bench.start(bench.set_of(saves("a", steps=100)), "--devices", "cpu:1", *again)
     bench.ready("a")
     agent.kill(signal.SIGINT)
     assert agent.wait() == 75
     both = bench.set_of(saves("a", steps=100), job("b", "true"))
     assert bench("submit", both).returncode == 0
-    done = bench("run", both, "--requeue", "--batch", "none")
+    done = bench("run", both, *again)
     assert done.returncode == 0 and bench.states() == {"a": "COMPLETED", "b": "COMPLETED"}
