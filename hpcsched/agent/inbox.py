@@ -76,6 +76,15 @@ def send(rundir: RunDir, command: Command) -> str:
     return name
 
 
+def put_back(rundir: RunDir, name: str, command: Command | None) -> None:
+    """Change a command that waits, or take it out (None). The caller holds the run's lock: no agent reads."""
+    path = rundir.inbox / "new" / name
+    if command is None:
+        path.unlink(missing_ok=True)
+    else:
+        write_atomically(path, msgspec.json.encode(command), durable=True)
+
+
 def wait_for_answer(rundir: RunDir, name: str, *, timeout_s: float) -> Answer | None:
     """The agent's answer to the command of this name, or None if none came in time.
 

@@ -252,7 +252,7 @@ class Machine:
         if job.submit_s > self.run.now:
             return Reason(Why.BEGIN_TIME, {"at": job.submit_s})
         if self.waiting.arrays.outside(job):
-            return Reason(Why.ARRAY_LIMIT, {"n": job.spec.array.at_once if job.spec.array else 0})
+            return Reason(Why.ARRAY_LIMIT, {"n": self.waiting.arrays.limit_of(job)})
         if (crowded := self.waiting.no_space.get(job.id)) and crowded.until > self.run.now:
             facts = {"where": crowded.where, "again": crowded.until, "tries": crowded.tries}
             return Reason(Why.NO_SPACE, facts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 from hpcsched.contract import schema
@@ -47,10 +48,7 @@ def expanded(table: Mapping[str, Any], *, where: str, place: str) -> Iterator[di
         schema.refuse(where, f"{place}.at_once", repr(at_once), AT_ONCE.words)
     values = {key: _values(key, given, where, f"{place}.matrix.{key}") for key, given in matrix.items()}
     rest = {key: value for key, value in table.items() if key not in ("matrix", "at_once")}
-    number = 1
-    for several in values.values():
-        number *= len(several)
-    if number > MOST:
+    if (number := prod(map(len, values.values()))) > MOST:
         schema.refuse(where, f"{place}.matrix", f"{number} jobs", f"at most {MOST}")
     for key in values:
         if not _mentions(rest, f"{{{key}}}"):

@@ -70,6 +70,11 @@ class RunStatus(msgspec.Struct, kw_only=True):
     """By host that the batch system has back: since when, by the run's clock."""
     idle: Idle | None = None
 
+    @property
+    def alive(self) -> bool:
+        """Whether its agent lives."""
+        return self.state in ("RUNNING", "DRAINING") and not self.stale
+
 
 class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A lane of a GPU, `foreground` or `background`: a GPU with a background job is listed twice.

@@ -134,10 +134,10 @@ def _check_arrays(machine: Machine) -> None:
         most = max(job.spec.array.at_once or 0 for job in jobs if job.spec.array)
         under_way = sum(job.state.active for job in jobs)
         assert under_way <= most, f"{under_way} of array {name} run, {most} may"
-        if any(machine.waiting.arrays.outside(job) for job in jobs):
+        if outside := [job for job in jobs if machine.waiting.arrays.outside(job)]:
             # Who has begun has a place, whatever it waits for.
             inside = sum(machine.waiting.arrays.inside(job) for job in jobs)
-            most = machine.waiting.arrays.limit(name)
+            most = machine.waiting.arrays.limit_of(outside[0])
             assert inside >= most, f"jobs of array {name} wait for a place, and {inside} of {most} are taken"
 
 

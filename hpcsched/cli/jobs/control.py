@@ -51,7 +51,7 @@ def _ask(rundir: RunDir, command: Command) -> Answer:
 def _living(rundir: RunDir) -> Status:
     """The status of a run whose agent lives; raises NoSuchRun otherwise."""
     status = without_agent.read_all(rundir)
-    if status.run.state not in ("RUNNING", "DRAINING") or status.run.stale:
+    if not status.run.alive:
         from hpcsched.cli.jobs import batch_job_status
 
         batch_job_status.ask(status.run)
@@ -345,7 +345,7 @@ def _names(rundir: RunDir) -> tuple[bool, list[str], dict[str, list[str]]]:
         living = agent_alive(rundir, rundir.read_record())
     else:
         names = [(job.name, job.array) for job in status.jobs]
-        living = status.run.state in ("RUNNING", "DRAINING") and not status.run.stale
+        living = status.run.alive
     for _, command in Inbox.peek(rundir):
         names += [(spec.name, spec.array.name if spec.array else "") for spec in command.jobs]
     arrays: dict[str, list[str]] = {}

@@ -66,9 +66,9 @@ def of_command(
 ) -> tuple[JobSpec, ...]:
     """The jobs of a command with these keys of a job file.
 
-    `taken` are the names of jobs that the run has, `arrays` those of its arrays. Without a
-    `name` it is the program's; `numbered`: with the
-    first number that makes it new. `again`: a job may have the name of one there is. Raises ConfigError.
+    `taken` are the names of jobs that the run has, `arrays` those of its arrays. Without a `name` it is the
+    program's; `numbered`: with the first number that makes it new. `again`: a job may have the name of one
+    there is. Raises ConfigError.
     """
     values = _values(each)
     if array is not None and values:

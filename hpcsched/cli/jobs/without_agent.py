@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -17,28 +16,24 @@ from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.store import run_folders
-from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, RunLock
 from hpcsched.store.status import JobStatus, RunStatus, Status, iso, read_status
-
-if TYPE_CHECKING:
-    from hpcsched.agent.inbox import Command
 
 PENDING = "PENDING"
 """The state of a run directory in which no run has begun, and for which jobs wait."""
 
 
-def read_all(rundir: RunDir, read: Callable[[RunDir], Status] = read_status) -> Status:
+def read_all(rundir: RunDir) -> Status:
     """The newest snapshot, and after its jobs those that wait for an agent. Raises as `read_status`."""
     try:
-        status = read(rundir)
+        status = read_status(rundir)
     except NoSuchRun:
         waiting = _waiting(rundir, ())
         if not waiting:
             raise
         status = Status(run=_not_begun(rundir), gpus=[], jobs=[])
     else:
-        if status.run.state in ("RUNNING", "DRAINING") and not status.run.stale:
+        if status.run.alive:
             return status
         waiting = _waiting(rundir, status.jobs)
     from hpcsched.accounts import user_name
@@ -50,7 +45,7 @@ def read_all(rundir: RunDir, read: Callable[[RunDir], Status] = read_status) -> 
 
 def what_takes_them(status: Status) -> str | None:
     """A line about jobs that wait for an agent; None if there are none."""
-    if status.run.state in ("RUNNING", "DRAINING") and not status.run.stale:
+    if status.run.alive:
         return None
     waiting = sum(waits(job) for job in status.jobs)
     if not waiting:
@@ -61,8 +56,7 @@ def what_takes_them(status: Status) -> str | None:
 
 def what_else_waits(rundir: RunDir, status: Status) -> list[str]:
     """A line for each other command that waits for an agent, such as a retry."""
-    lives = status.run.state in ("RUNNING", "DRAINING") and not status.run.stale
-    if lives or not run_folders.waits(rundir):
+    if status.run.alive or not run_folders.waits(rundir):
         return []
     from hpcsched.agent.inbox import Inbox
 
@@ -152,7 +146,7 @@ def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
 
 def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
     """Take new jobs out of the inbox, with those that wait for them; the names of all of these."""
-    from hpcsched.agent.inbox import Inbox
+    from hpcsched.agent.inbox import Inbox, put_back
 
     gone = set(names)
     commands = [(name, command) for name, command in Inbox.peek(rundir) if command.command == "submit"]
@@ -163,13 +157,13 @@ def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
         left = [spec for spec in command.jobs if spec.name not in gone]
         if len(left) < len(command.jobs):
             command.jobs = left
-            _put_back(rundir, name, command if left else None)
+            put_back(rundir, name, command if left else None)
     return gone
 
 
 def _take_back_changes(rundir: RunDir, jobs: dict[int, str]) -> set[str]:
     """Take retries and changes of jobs that the run has out of the inbox; the names of those that had one."""
-    from hpcsched.agent.inbox import Inbox
+    from hpcsched.agent.inbox import Inbox, put_back
 
     had: set[str] = set()
     for name, command in Inbox.peek(rundir):
@@ -178,17 +172,9 @@ def _take_back_changes(rundir: RunDir, jobs: dict[int, str]) -> set[str]:
         if about and command.command in ("submit", "retry"):
             command.targets = [job_id for job_id in command.targets if job_id not in jobs]
             command.jobs = [spec for spec in command.jobs if spec.name not in about]
-            _put_back(rundir, name, command if command.targets or command.jobs else None)
+            put_back(rundir, name, command if command.targets or command.jobs else None)
             had |= about
     return had
-
-
-def _put_back(rundir: RunDir, name: str, command: Command | None) -> None:
-    path = rundir.inbox / "new" / name
-    if command is None:
-        path.unlink(missing_ok=True)
-    else:
-        write_atomically(path, msgspec.json.encode(command), durable=True)
 
 
 def waiting_names(rundir: RunDir) -> set[str]:

@@ -62,14 +62,10 @@ def _detached(rundir: RunDir) -> int:
     new = not rundir.root.exists()
     rundir.make()
     log = rundir.root / LOG
-    words, of_command = sys.argv[1:], []
-    if "--" in words:
-        words, of_command = words[: words.index("--")], words[words.index("--") :]
-    words = [word for word in words if word != "--detach"]
     with log.open("ab") as output:
         before = output.tell()
         agent = subprocess.Popen(
-            [sys.executable, "-m", "hpcsched", "--dir", str(rundir.root), *words, *of_command],
+            [sys.executable, "-m", "hpcsched", "--dir", str(rundir.root), *in_foreground(sys.argv[1:])],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -81,7 +77,7 @@ def _detached(rundir: RunDir) -> int:
         if code is not None:
             click.echo(_since(log, before), nl=False, err=True)
             if new and not rundir.begun:
-                _tidy(rundir)
+                tidy(rundir)
             return code if code >= 0 else 128 - code
         record = rundir.read_record()
         if record and record.pid == agent.pid and agent_works(rundir):
@@ -97,7 +93,13 @@ def _detached(rundir: RunDir) -> int:
     return 0
 
 
-def _tidy(rundir: RunDir) -> None:
+def in_foreground(words: list[str]) -> list[str]:
+    """The words of a command line without --detach; what stands behind `--` is the job's."""
+    own = words.index("--") if "--" in words else len(words)
+    return [word for at, word in enumerate(words) if at >= own or word != "--detach"]
+
+
+def tidy(rundir: RunDir) -> None:
     """Bad input leaves nothing behind: remove what is empty but for the log, not what others put there."""
     inbox = [rundir.inbox / name for name in ("tmp", "new", "ack")]
     try:

@@ -95,6 +95,6 @@ class Arrays:
         """Whether a job that could start waits for a place."""
         return job.id in self._array and job.id in self._of[self._array[job.id]].outside
 
-    def limit(self, name: str) -> int:
-        """How many of an array may be under way."""
-        return self._of[name].limit
+    def limit_of(self, job: Job) -> int:
+        """How many may be under way of the array in which a job has a place, or waits for one."""
+        return self._of[self._array[job.id]].limit

@@ -183,3 +183,9 @@ def test_a_batch_script_goes_on_also_if_a_job_of_its_file_was_submitted_meanwhil
     assert bench("submit", both).returncode == 0
     done = bench("run", both, *again)
     assert done.returncode == 0 and bench.states() == {"a": "COMPLETED", "b": "COMPLETED"}
+
+
+def test_a_command_beside_one_that_waits_gets_another_name(bench: Bench) -> None:
+    assert bench("submit", "--", "true").returncode == 0
+    assert bench("run", "--devices", "cpu:1", "--", "true").returncode == 0
+    assert bench.states() == {"true-2": "COMPLETED", "true": "COMPLETED"}

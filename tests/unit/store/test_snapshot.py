@@ -10,7 +10,7 @@ from hpcsched.core import events as ev
 from hpcsched.errors import NoSuchRun, StoreError
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import SnapshotWriter
-from hpcsched.store.status import MeasuredGpu, read_status
+from hpcsched.store.status import Idle, MeasuredGpu, read_status
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 PROFILES = (a_profile("m", [1, 2, 3, 2.5]), a_profile("wide", [1, 2, 3, 4, 5, 6]))
@@ -174,3 +174,14 @@ def test_a_job_that_was_resized_in_place_says_so(rundir):
     assert [job.pop("resizes") for job in page["jobs"]] == [0, 1], "also where there were none"
     rundir.status.write_bytes(msgspec.json.encode(page))
     assert [job.resizes for job in read_status(rundir).jobs] == [0, 0], "a page of 0.1.0 has no word of them"
+
+
+def test_an_agent_is_not_idle_while_a_job_runs(rundir):
+    watched = Watched(rundir)
+    writer = watched.new_writer()
+    writer.idle = Idle(since="2026-01-01T00:00:00Z", until=None)
+    writer.write("RUNNING", 0.0)
+    assert read_status(rundir).run.idle == writer.idle
+    watched.driver.submit(a_job("a", "m"))
+    writer.write("RUNNING", 1.0)
+    assert read_status(rundir).run.idle is None
