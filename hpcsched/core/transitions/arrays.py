@@ -18,10 +18,12 @@ class _Places:
         self._line: list[int] = []
         self._newest, self.limit = 0, 0
 
-    def limited(self, job_id: int, at_once: int) -> None:
-        """Go by the limit of the newest job: what was submitted later may say another."""
+    def limited(self, job_id: int, at_once: int) -> bool:
+        """Go by the limit of the newest job, which may say another: whether it is higher."""
+        before = self.limit
         if job_id >= self._newest:
             self._newest, self.limit = job_id, at_once
+        return self.limit > before
 
     def has_room(self) -> bool:
         """Whether there is a place."""
@@ -34,8 +36,8 @@ class _Places:
             heappush(self._line, job_id)
 
     def take_next(self) -> int | None:
-        """The first of those that wait, which does so no more."""
-        while self._line:
+        """The first of those that wait, which does so no more, if there is a place for it."""
+        while self._line and self.has_room():
             job_id = heappop(self._line)
             if job_id in self.outside:
                 self.outside.discard(job_id)
@@ -55,13 +57,20 @@ class Arrays:
         self._array: dict[int, str] = {}
         """By job with a place, or one that waits for it, the array."""
 
+    def limit_by(self, job: Job) -> str | None:
+        """Note how many of a job's array may be under way; the array, if these are more than before."""
+        array = job.spec.array
+        if array is None or array.at_once is None:
+            return None
+        places = self._of.setdefault(array.name, _Places())
+        return array.name if places.limited(job.id, array.at_once) else None
+
     def enters(self, job: Job) -> bool:
         """Give a job that could start a place, if there is one; else it waits. True without a limit."""
         array = job.spec.array
         if array is None or array.at_once is None:
             return True
-        places = self._of.setdefault(array.name, _Places())
-        places.limited(job.id, array.at_once)
+        places = self._of[array.name]
         if job.id in places.inside:
             return True
         self._array[job.id] = array.name
@@ -84,7 +93,7 @@ class Arrays:
         return name if had else None
 
     def next_of(self, name: str) -> int | None:
-        """The first job that waits for a place in an array, and does so no more."""
+        """The first job that waits for a place in an array, and does so no more; None without a place."""
         return self._of[name].take_next()
 
     def inside(self, job: Job) -> bool:

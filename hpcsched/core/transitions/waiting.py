@@ -51,6 +51,8 @@ class Waiting:
         if not ready or job.submit_s > self._run.now or (crowded and crowded.until > self._run.now):
             return
         self._run.touch(job.id)
+        if (more := self.arrays.limit_by(job)) is not None:
+            self._fill(more)
         if not self.arrays.enters(job):
             return
         mechanism = self._ledger.waits_by(job)
@@ -68,12 +70,13 @@ class Waiting:
 
     def leave_array(self, job: Job) -> None:
         """Take a job's place among those of its array that may be under way; the next one may start then."""
-        name = self.arrays.leave(job)
-        # The next may wait for something else by now, and takes no place then.
-        while name is not None and (following := self.arrays.next_of(name)) is not None:
+        if (name := self.arrays.leave(job)) is not None:
+            self._fill(name)
+
+    def _fill(self, name: str) -> None:
+        """Let the first of an array in as long as there are places."""
+        while (following := self.arrays.next_of(name)) is not None:
             self.enqueue(self._run.jobs[following])
-            if self.arrays.outside(self._run.jobs[following]):
-                return  # its limit is reached, and with it that of those behind it
 
     def set_aside(self, job: Job, reason: Reason) -> None:
         """Take a job that cannot be started any more out of its queue."""

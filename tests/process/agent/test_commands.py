@@ -189,3 +189,22 @@ def test_a_command_beside_one_that_waits_gets_another_name(bench: Bench) -> None
     assert bench("submit", "--", "true").returncode == 0
     assert bench("run", "--devices", "cpu:1", "--", "true").returncode == 0
     assert bench.states() == {"true-2": "COMPLETED", "true": "COMPLETED"}
+
+
+def test_an_array_is_told_apart_by_its_numbers_and_addressed_by_its_name(bench: Bench) -> None:
+    agent = bench.start("--devices", "cpu:2", "--stay")
+    bench.until(bench.rundir.status.exists, "it runs")
+    script = 'echo "$HPCSCHED_ARRAY_INDEX of {index}"; case {index} in 4) exit 3 ;; 6) sleep 600 ;; esac'
+    sent = bench("submit", "--name", "arr", "--array", "2-6:2", "-o", "o-%a", "--", "sh", "-c", script)
+    assert sent.stdout == "submitted jobs 1-3 (arr)\n"
+    ended = {"arr-2": "COMPLETED", "arr-4": "FAILED", "arr-6": "RUNNING"}
+    bench.until(lambda: bench.states() == ended, "two have ended")
+    assert (bench.dir / "jobs" / "1" / "o-2").read_text() == "2 of 2\n"
+    cancelled = bench("cancel", "arr")
+    assert cancelled.returncode == 0 and cancelled.stderr == "job 3 (arr-6): is told to end\n"
+    bench.until(lambda: bench.states()["arr-6"] == "CANCELLED", "cancelled")
+    assert "3 jobs ended so far in this run" in bench("history").stderr
+    again = bench("retry", "arr")
+    assert again.returncode == 0 and [line[:5] for line in again.stderr.splitlines()] == ["job 2", "job 3"]
+    agent.kill(signal.SIGINT)
+    agent.wait()

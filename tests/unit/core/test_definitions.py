@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hpcsched.core.definitions import differing, was_unsaid
-from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind, Restart
+from hpcsched.core.model import AUTO, PER_GPU, Array, JobSpec, Kind, Restart
 from hpcsched.testing.builders import a_job
 
 
@@ -58,3 +58,10 @@ def test_a_job_that_is_restartable_by_its_pattern_alone_as_of_0_6_0_is_the_same(
     assert differing(replace(job, restart=Restart()), job) == ()
     assert differing(replace(job, restart=Restart(signal="SIGUSR1")), job) == ("restartable",)
     assert differing(job, replace(job, restart=Restart())) == ("restartable",)
+
+
+def test_of_an_array_only_its_limit_is_what_a_user_has_said() -> None:
+    one = a_job("a-1", array=Array(name="a", index=1, at_once=2))
+    assert differing(one, replace(one, array=Array(name="a", index=7, at_once=2))) == ()
+    assert differing(one, replace(one, array=Array(name="a", index=1, at_once=3))) == ("at_once",)
+    assert differing(one, replace(one, array=None)) == ("at_once",)

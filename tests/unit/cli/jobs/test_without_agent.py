@@ -110,6 +110,14 @@ def test_other_files_in_the_inbox_keep_no_folder(home: Path) -> None:
     assert names(home / "hpcsched-run-2") == ["a"]
 
 
+def test_the_name_of_an_array_stands_for_its_jobs(home: Path) -> None:
+    submit("other")
+    submit("a", "--array", "1-3")
+    done = hpcsched("cancel", "a")
+    assert done.return_value == 0 and done.stderr.count("cancelled") == 3
+    assert names(home / "hpcsched-run") == ["other"]
+
+
 def test_one_of_a_file_of_several_is_taken_back_alone(home: Path) -> None:
     (home / "jobs.toml").write_text(
         'schema = 1\n[[job]]\nname = "a"\ncommand = ["true"]\n[[job]]\nname = "b"\ncommand = ["true"]\n'

@@ -162,7 +162,14 @@ def test_the_newest_job_says_how_many_at_once() -> None:
     assert running(driver) == ["a1"]
     more = [replace(spec, name=f"more{spec.array.index}") for spec in array(5, 3) if spec.array]
     driver.submit(*more)
-    assert running(driver) == ["a1", "more1", "more2"]
+    assert running(driver) == ["a1", "a2", "a3"]
     driver.runs("a1")
     driver.exits("a1", 0, 100, 100)
-    assert running(driver) == ["more1", "more2", "a2"]
+    assert running(driver) == ["a2", "a3", "more1"]
+
+
+def test_all_places_of_a_larger_limit_are_filled() -> None:
+    driver = Driver(*array(4, 1), gpus=8, profiles=[M])
+    driver.submit(replace(array(1, 3)[0], name="more"))
+    assert running(driver) == ["a1", "a2", "a3"] and why(driver, "a4") == Why.ARRAY_LIMIT
+    assert str(driver.machine.waiting_reason(driver.job("a4"))).endswith("3 at once")
