@@ -71,7 +71,7 @@ class Traits:
     that its time limit does not count, as it was run again after them; nor does it count `unstarted_s`
     seconds of the others, before their processes were started. `excuses` are the ids of the background jobs
     that a failure of it has been put down to. `losses` is how many of its attempts in a row were lost that it
-    was not to blame for.
+    was not to blame for. `repeated` is the number of steps that it has done once more.
     """
 
     most_gpus: int | None = None
@@ -84,6 +84,7 @@ class Traits:
     unstarted_s: float = 0.0
     excuses: tuple[int, ...] = ()
     losses: int = 0
+    repeated: int = 0
 
 
 USUAL = Traits()
@@ -123,7 +124,6 @@ class Job:
     step: int = 0
     reports: bool = False
     saved_step: int | None = None
-    repeated: int = 0
     rate: float | None = None
     suspensions: int = 0
     failures: int = 0
@@ -172,6 +172,11 @@ class Job:
     def steps_repeated(self) -> int | None:
         """Steps done more than once so far; None for a program that reports no progress."""
         return self.repeated if self.reports else None
+
+    @property
+    def repeated(self) -> int:
+        """The number of steps that it has done once more."""
+        return self.traits.repeated
 
     def has(self, **traits: Any) -> None:
         """From now on these of its traits are so."""

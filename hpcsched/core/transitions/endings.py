@@ -68,7 +68,7 @@ class Endings:
             return  # it has not restarted: the checkpoint is one that was begun before
         expected = job.current.from_step
         self._out.note(job, _fell_back(job, expected, step))
-        job.repeated += expected - step
+        job.has(repeated=job.repeated + expected - step)
         job.current.from_step = job.step = step
 
     def never_on_disk(self, job: Job, step: int) -> None:
@@ -77,13 +77,14 @@ class Endings:
         expected = job.saved_step or 0
         if step < expected:
             self._out.note(job, _fell_back(job, expected, step))
-            job.repeated += expected - step
+            job.has(repeated=job.repeated + expected - step)
             job.step, job.saved_step = step, step or None
             self._run.touch(job.id)
 
     def back_to_checkpoint(self, job: Job) -> None:
         """Take steps after the newest checkpoint as lost: they will be done again."""
-        job.repeated += max(0, job.step - (job.saved_step or 0))
+        if (again := job.step - (job.saved_step or 0)) > 0:
+            job.has(repeated=job.repeated + again)
         job.step = job.saved_step or 0
 
     # --- attempts ---------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class Submissions:
         completed = [job for job in jobs if job.state is JobState.COMPLETED]
         for job, because in zip(jobs, back.values(), strict=True):
             if job.id in ids and (from_scratch or from_its_beginning(job)):
-                job.repeated += job.step
+                job.has(repeated=job.repeated + job.step)
                 job.step, job.saved_step = 0, None
                 job.has(anew=True, saves=Saves())
             self._reopen(job, None if because is None else self._run.jobs[because])
