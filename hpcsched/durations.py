@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 _DAYS_HOURS = re.compile(r"(\d+)-(\d+)")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
@@ -36,3 +37,14 @@ def parse_duration(value: float | str) -> float:
     if not math.isfinite(value) or value < 0:
         raise ValueError(value)
     return float(value)
+
+
+@lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
+def clock(seconds: float) -> str:
+    """Slurm's way: MM:SS, H:MM:SS, D-HH:MM:SS."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    days, h = divmod(hours, 24)
+    if days:
+        return f"{days}-{h:02}:{m:02}:{s:02}"
+    return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"

@@ -21,6 +21,12 @@ ADAPTER = "adapter"
 ATTEMPT_MARK = "hpcsched: ---- attempt "
 """The begin of the line in a job's output that says which attempt writes from there on."""
 
+CALLS = "calls"
+"""The folder in a run directory with the functions that Python has submitted, pickled, each in a file."""
+
+OUTCOME = "outcome.pickle"
+"""What such a function has returned, or raised: see `hpcsched.worker.call`."""
+
 READY = "ready"
 REFUSED = "refused"
 HELD = "held"

@@ -143,6 +143,11 @@ class Link:
         state = self._record.state
         return state.step if state is not None and state.checkpoint else 0
 
+    @property
+    def reported(self) -> int:
+        """The step that this process has reported last; before that the one of `checkpoint`."""
+        return max(self._record.step, self.step)
+
     # -- what is said ------------------------------------------------------------------------
 
     def ready(self, *, parallel: bool = True) -> None:

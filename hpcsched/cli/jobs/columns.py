@@ -6,28 +6,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from math import inf
 from typing import Any
 
 from hpcsched.cli.jobs import about_arrays, about_batches
 from hpcsched.cli.jobs.about_arrays import Row
 from hpcsched.core.model import JobState
+from hpcsched.durations import clock
 from hpcsched.errors import ConfigError
 from hpcsched.printing import said_cores
 from hpcsched.store.status import JobStatus
-
-
-@lru_cache(maxsize=64)  # most jobs of a long queue have run for 0 s
-def clock(seconds: float) -> str:
-    """Slurm's way: MM:SS, H:MM:SS, D-HH:MM:SS."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    days, h = divmod(hours, 24)
-    if days:
-        return f"{days}-{h:02}:{m:02}:{s:02}"
-    return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
-
 
 FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%i": ("JOBID", lambda j: str(j.id)),

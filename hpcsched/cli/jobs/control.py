@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,59 +13,39 @@ from click.core import ParameterSource
 
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
-from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
+from hpcsched.agent.inbox import Answer, Command, send
 from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, option, select
 from hpcsched.cli.jobs import without_agent
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.jobs.directives import WithDirectives
 from hpcsched.cli.jobs.given_jobs import exported, of_command, sweep_options
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
-from hpcsched.core.definitions import differing
-from hpcsched.core.jobs import Job
+from hpcsched.client import waiting
+from hpcsched.client.requests import ask, leave, names_in, wait_for, what_begins
 from hpcsched.core.model import JobState, PythonEnvironment
 from hpcsched.dialects import what_was_recognised
+from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.printing import spans
-from hpcsched.store.run_folders import go_on, named, waits
-from hpcsched.store.rundir import RunDir, agent_alive, agent_works
+from hpcsched.store.run_folders import go_on, waits
+from hpcsched.store.rundir import RunDir, agent_works
 from hpcsched.store.status import Status, age_s, read_status
-
-ANSWER_WITHIN_S = 10.0
 
 _EXPORT = "Variables for the jobs: names, with your values here, or NAME=VALUE."
 
 
-def _ask(rundir: RunDir, command: Command) -> Answer:
-    """Send a command to a living agent; its answer. Raises HpcschedError if refused."""
-    answer = wait_for_answer(rundir, send(rundir, command), timeout_s=ANSWER_WITHIN_S)
-    if answer is None:
-        raise HpcschedError(
-            f"the agent has not answered within {ANSWER_WITHIN_S:.0f} s; the command waits in {rundir.inbox}"
-        )
-    if answer.error:
-        raise CommandRefused(answer.error)
-    return answer
-
-
 def _living(rundir: RunDir) -> Status:
     """The status of a run whose agent lives; raises NoSuchRun otherwise."""
-    status = without_agent.read_all(rundir)
+    status = waiting.read_all(rundir)
     if not status.run.alive:
         from hpcsched.cli.jobs import batch_job_status
 
         batch_job_status.ask(status.run)
         what = batch_job_status.sentence(status.run, clock(age_s(status.run)))
         what = what or ("it is FINISHED" if status.run.state == "FINISHED" else "none has begun")
-        if waiting := without_agent.what_takes_them(status):
-            what += f"; {waiting}, and `hpcsched cancel` takes them back"
+        if line := waiting.what_takes_them(status):
+            what += f"; {line}, and `hpcsched cancel` takes them back"
         raise NoSuchRun(f"no agent runs in {rundir.root}: {what}")
     return status
-
-
-class CommandRefused(HpcschedError):
-    """The agent took a command for bad input; its own words say why."""
-
-    exit_code = 2
 
 
 def _on_jobs(name: str, help_: str) -> click.Command:
@@ -83,7 +62,7 @@ def _on_jobs(name: str, help_: str) -> click.Command:
         of_arrays = _words(jobs)
         # Of an array those that are not over are meant.
         chosen = [job for job in chosen if not (job.array in of_arrays and job.state.final)] or chosen
-        return _tell(status, _ask(rundir, Command(command=name, targets=[job.id for job in chosen])))
+        return _tell(status, ask(rundir, Command(command=name, targets=[job.id for job in chosen])))
 
     return command
 
@@ -136,7 +115,7 @@ def retry(
         raise HpcschedError("no job has failed")
     command = Command(command="retry", targets=[job.id for job in chosen], from_scratch=from_scratch)
     if agent_works(rundir):
-        return _tell(status, _ask(rundir, command))
+        return _tell(status, ask(rundir, command))
     from hpcsched.agent.command_outcomes import command_outcome
     from hpcsched.policy import make_policy
     from hpcsched.store.replay import replay
@@ -158,7 +137,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
     """Save all jobs, start nothing, stop the run. Go on with `hpcsched run --resume`."""
     rundir = find_run(ctx, dir_)
     _living(rundir)
-    _ask(rundir, Command(command="drain"))
+    ask(rundir, Command(command="drain"))
     while wait:
         status = read_status(rundir)
         if status.run.state in ("STOPPED", "FINISHED"):
@@ -224,7 +203,7 @@ def submit(
     that the run has already are listed, and applied with --update. Exit code 2: one was not applied.
     """
     rundir = find_run(ctx, dir_, begins=not update)
-    living, taken, arrays = _names(rundir)
+    living, taken, arrays = names_in(rundir)
     if len(words) == 1 and words[0].endswith(".toml"):
         _of_commands_only(ctx)
         path = Path(words[0])
@@ -255,7 +234,11 @@ def submit(
     record = rundir.read_record() if living else None
     doubts = list(check_here(jobs, here=record is not None and record.host == socket.gethostname()))
     command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
-    answer = _ask(rundir, command) if living else _leave(rundir, command, taken)
+    answer = ask(rundir, command) if living else leave(rundir, command, taken)
+    if not living and command.jobs:
+        click.echo(
+            f"hpcsched: no agent in {rundir.root}; the next `{what_begins(rundir)}` takes them", err=True
+        )
     for doubt in doubts:
         click.echo(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
     for line in what_was_recognised(jobs):
@@ -283,78 +266,6 @@ def _of_commands_only(ctx: click.Context) -> None:
             raise click.UsageError(f"{parameter.opts[0]} goes with a command: a job file says that itself")
 
 
-def _leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
-    """Leave a submit to the next agent; what it will do.
-
-    What the run has already is compared here, and left only if it is to be taken.
-    """
-    from hpcsched.agent.admission import edit_message
-
-    old = {job.name for job in command.jobs if job.name in taken}
-    known = _definitions(rundir) if old else {}
-    ids, outcomes, kept, left = [], [], [], []
-    fresh = itertools.count(len(taken) + 1)
-    for spec in command.jobs:
-        job = known.get(spec.name)
-        keys = differing(job.spec, spec, called_in=command.workdir) if job else ()
-        ids.append(job.id if job else next(fresh))
-        if not job:
-            outcomes.append("")
-        elif keys:
-            outcomes.append(edit_message(job, keys, update=command.update, living=False))
-            kept += [] if command.update else [job.id]
-        else:
-            outcomes.append("is in the run already")
-        if not job or (keys and command.update):
-            left.append(spec)
-    if not (left or kept or command.update):
-        jobfile.check_names(command.jobs, where="submit", known=taken)
-    if left:
-        command.jobs = left
-        send(rundir, command)
-        again = go_on(rundir.root) if rundir.begun else f"hpcsched run{named(rundir.root)}"
-        click.echo(f"hpcsched: no agent in {rundir.root}; the next `{again}` takes them", err=True)
-    return Answer(ids=ids, outcomes=outcomes, kept=kept)
-
-
-def _definitions(rundir: RunDir) -> dict[str, Job]:
-    """The run's jobs by name, and those that wait in its inbox."""
-    from hpcsched.policy import make_policy
-    from hpcsched.store.replay import replay
-
-    jobs: dict[str, Job] = {}
-    if rundir.journal.exists():
-        jobs = {job.spec.name: job for job in replay(rundir.journal, make_policy).machine.run.jobs.values()}
-    for _, command in Inbox.peek(rundir):
-        for spec in command.jobs:
-            before = jobs.get(spec.name)
-            if before is None:
-                jobs[spec.name] = Job(id=len(jobs) + 1, spec=spec, submit_s=0.0)
-            elif command.update:
-                before.spec = spec
-    return jobs
-
-
-def _names(rundir: RunDir) -> tuple[bool, list[str], dict[str, list[str]]]:
-    """Whether an agent lives; the names of all jobs, the run's and those that wait in the inbox; and
-    by array the names of its jobs."""
-    names: list[tuple[str, str]] = []
-    try:
-        status = read_status(rundir)
-    except NoSuchRun:
-        living = agent_alive(rundir, rundir.read_record())
-    else:
-        names = [(job.name, job.array) for job in status.jobs]
-        living = status.run.alive
-    for _, command in Inbox.peek(rundir):
-        names += [(spec.name, spec.array.name if spec.array else "") for spec in command.jobs]
-    arrays: dict[str, list[str]] = {}
-    for name, array in dict(names).items():
-        if array:
-            arrays.setdefault(array, []).append(name)
-    return living, list(dict(names)), arrays
-
-
 def _gpus(text: str) -> str | int | dict[str, int]:
     least, dash, most = text.partition("-")
     try:
@@ -373,27 +284,5 @@ def _gpus(text: str) -> str | int | dict[str, int]:
 def wait(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, timeout: float | None) -> int:
     """Wait until JOBS (default: all) have ended. Exit code 0: all completed; 1: one has not."""
     rundir = find_run(ctx, dir_)
-    deadline = None if timeout is None else time.monotonic() + timeout
-    chosen = _waiter(rundir, jobs)
-    while True:
-        status, mine = chosen()
-        if all(job.state.final for job in mine):
-            return int(any(job.state != "COMPLETED" for job in mine))
-        if what := without_agent.what_takes_them(status):
-            raise NoSuchRun(what)
-        if status.run.state in ("STOPPED", "FINISHED"):
-            raise NoSuchRun(f"the run has stopped with {sum(not j.state.final for j in mine)} of them left")
-        if status.run.stale:
-            raise NoSuchRun(f"the run's agent is gone; go on with `{go_on(rundir.root)}`")
-        if deadline is not None and time.monotonic() > deadline:
-            left = sum(not job.state.final for job in mine)
-            raise HpcschedError(f"{left} jobs had not ended after {clock(timeout or 0)}")
-        time.sleep(0.2)
-
-
-def _waiter(rundir: RunDir, keys: tuple[str, ...]) -> Callable[[], tuple[Status, list[Any]]]:
-    def look() -> tuple[Status, list[Any]]:
-        status = without_agent.read_all(rundir)
-        return status, select(status, keys) if keys else list(status.jobs)
-
-    return look
+    mine = wait_for(rundir, lambda status: select(status, jobs) if jobs else status.jobs, timeout_s=timeout)
+    return int(any(job.state != "COMPLETED" for job in mine))

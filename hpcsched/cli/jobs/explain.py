@@ -26,7 +26,6 @@ from hpcsched.cli.jobs import (
     about_packing,
     about_sharing,
 )
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.jobs.without_agent import explained
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -35,6 +34,7 @@ from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.needs import said_time
 from hpcsched.core.plan import Plan
 from hpcsched.core.saving import how_suspended
+from hpcsched.durations import clock
 from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status

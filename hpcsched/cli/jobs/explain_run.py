@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcsched.cli.common import plural
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
+from hpcsched.durations import clock
 from hpcsched.printing import gpus as named
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunRecord

@@ -15,6 +15,7 @@ import click
 
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
+from hpcsched.client import names
 from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile import matrix
@@ -80,7 +81,9 @@ def of_command(
         raise ConfigError(
             where="--name", got=f"{name}: the run has an array of this name", accepted="another"
         )
-    for stem in [name] if name else _names(words, both, numbered=numbered):
+    base = names.fit(names.program(words))
+    stems = names.numbered(base, both) if numbered else [base]
+    for stem in [name] if name else stems:
         job: dict[str, Any] = {"name": stem, **keys, "command": list(words)}
         if values:
             job |= {"matrix": values, **({"at_once": at_once} if at_once else {})}
@@ -105,24 +108,6 @@ def exported(given: Sequence[str]) -> dict[str, str]:
             raise ConfigError(where="--export", got=f"{name}: not set here", accepted=accepted)
         found[name] = value if equals else os.environ[name]
     return found
-
-
-def program(words: Sequence[str]) -> str:
-    """The name of a command's program: of a script behind its interpreter, the script's."""
-    first, *rest = words
-    if re.fullmatch(r"python[\d.]*|bash|sh", Path(first).name):
-        if "-m" in rest[:-1]:
-            return rest[rest.index("-m") + 1].rpartition(".")[2]
-        script = next((word for word in rest if not word.startswith("-")), "")
-        if script.endswith((".py", ".sh")):
-            return Path(script).stem
-    return Path(first).name
-
-
-def _names(words: Sequence[str], taken: Collection[str], *, numbered: bool) -> list[str]:
-    base = "".join(c if c.isalnum() or c in "._-" else "-" for c in program(words))[:50] or "job"
-    base = base if base.isascii() else "job"
-    return [base, *(f"{base}-{n}" for n in range(2, len(taken) + 3))] if numbered else [base]
 
 
 def _values(each: Sequence[str]) -> dict[str, Any]:

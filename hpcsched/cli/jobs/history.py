@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option, plural
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.core.model import JobState
+from hpcsched.durations import clock
 from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.printing import said_cores
 from hpcsched.store.rundir import RunDir

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, job_names, select
-from hpcsched.cli.jobs.without_agent import read_all
+from hpcsched.client.waiting import read_all
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, UnknownJob
 from hpcsched.store.run_folders import go_on

@@ -19,18 +19,19 @@ from hpcsched.cli.common import (
     option,
     select,
 )
-from hpcsched.cli.jobs import about_arrays, about_idle, without_agent
+from hpcsched.cli.jobs import about_arrays, about_idle
 from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.cli.jobs.columns import (
     DEFAULT_FORMAT,
     aligned,
-    clock,
     columns_of,
     in_order,
     shared_gpus,
     table,
 )
+from hpcsched.client import waiting
 from hpcsched.core.model import JobState
+from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, NoSuchRun
 from hpcsched.printing import gpus as named
 from hpcsched.store.run_folders import waits
@@ -91,7 +92,7 @@ def status(
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
         return code_of(rundir) if page.run.stale else 0
     with hint_at_runs(ctx, dir_):
-        found = without_agent.read_all(rundir)
+        found = waiting.read_all(rundir)
     left = found.run.stale and not all(job.state.final for job in found.jobs)
     code = NoSuchRun.exit_code if left else 0
     if as_json:
@@ -117,7 +118,7 @@ def status(
     if not (wanted or noheader or parsable):
         sys.stdout.write(_finished(found) + _edited(found))
     note(found)
-    for line in without_agent.what_else_waits(rundir, found):
+    for line in waiting.what_else_waits(rundir, found):
         click.echo(f"hpcsched: {line}", err=True)
     return code
 
@@ -204,8 +205,8 @@ def note(found: Status) -> None:
         click.echo(f"hpcsched: {batch_job_status.sentence(run, clock(age_s(run)))}", err=True)
     elif is_old(run):
         click.echo(f"hpcsched: this is {clock(age_s(run))} old", err=True)
-    if waiting := without_agent.what_takes_them(found):
-        click.echo(f"hpcsched: {waiting}", err=True)
+    if line := waiting.what_takes_them(found):
+        click.echo(f"hpcsched: {line}", err=True)
     if idle := about_idle.in_a_line(run, clock):
         click.echo(f"hpcsched: {idle}", err=True)
     left = left_s(run)

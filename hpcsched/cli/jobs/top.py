@@ -18,10 +18,11 @@ import click
 from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
 from hpcsched.cli.jobs import about_idle, batch_job_status
 from hpcsched.cli.jobs.about_leftover import in_a_line
-from hpcsched.cli.jobs.columns import clock, cores_held, shared_gpus, steps, where
+from hpcsched.cli.jobs.columns import cores_held, shared_gpus, steps, where
 from hpcsched.cli.jobs.status import asked, silent_gpus
-from hpcsched.cli.jobs.without_agent import read_all, what_takes_them
+from hpcsched.client.waiting import read_all, what_takes_them
 from hpcsched.core.model import JobState
+from hpcsched.durations import clock
 from hpcsched.errors import HpcschedError
 from hpcsched.printing import shortened, spans
 from hpcsched.store.status import GpuStatus, JobStatus, Status, age_s, is_old, left_s

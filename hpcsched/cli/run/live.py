@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import islice
 
 from hpcsched.agent.job_folder import gpus_named
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
@@ -19,6 +18,7 @@ from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
 from hpcsched.core.saving import what_is_lost
+from hpcsched.durations import clock
 from hpcsched.printing import printable
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hpcsched.cli.jobs.about_cpu import there
-from hpcsched.cli.jobs.columns import aligned, clock
+from hpcsched.cli.jobs.columns import aligned
 from hpcsched.cli.run.live import NothingLeft, sentences, stamp
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
@@ -16,6 +16,7 @@ from hpcsched.core.mechanisms.cpu.cores import WHOLE
 from hpcsched.core.mechanisms.cpu.layout import cores_of
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState
+from hpcsched.durations import clock
 from hpcsched.printing import printable, said_cores, shortened
 from hpcsched.store.snapshot import elapsed_s
 

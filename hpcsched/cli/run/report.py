@@ -194,7 +194,7 @@ def _configurations(machine: Machine, folder: Path) -> tuple[Sequence[CoresHisto
 def _state(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
     """The run's state by its snapshot, and what has to be said about it."""
     from hpcsched.cli.jobs import batch_job_status
-    from hpcsched.cli.jobs.columns import clock
+    from hpcsched.durations import clock
     from hpcsched.store.status import age_s, read_status
 
     try:
@@ -214,7 +214,7 @@ def _began(machine: Machine, result: Result) -> str:
         text += f", resumed {plural(len(machine.run.lives) - 1, 'time')}"
     if machine.run.finished:
         return f"{text}."
-    from hpcsched.cli.jobs.columns import clock
+    from hpcsched.durations import clock
 
     return f"{text}. This shows it until {clock(machine.run.now)} into the run."
 

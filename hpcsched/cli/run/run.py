@@ -29,11 +29,11 @@ from hpcsched.cli.common import (
 )
 from hpcsched.cli.jobs.directives import directives
 from hpcsched.cli.jobs.given_jobs import is_job_file, of_command, sweep_options
-from hpcsched.cli.jobs.without_agent import waiting_names
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.environments import environment_options, was_said
 from hpcsched.cli.run.last_words import tell_result
 from hpcsched.cli.run.staying import staying_options
+from hpcsched.client.waiting import waiting_names
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event

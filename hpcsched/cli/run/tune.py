@@ -15,7 +15,6 @@ import click
 
 from hpcsched.accounts import user_name
 from hpcsched.cli.common import Renamed, check_chart, find_run, goes_on
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.run import staying
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.live import stamp
@@ -25,6 +24,7 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event, LaunchFailed, WorkersExited
 from hpcsched.core.machine import Machine
+from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir

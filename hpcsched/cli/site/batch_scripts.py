@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcsched.cli.jobs.columns import clock
+from hpcsched.durations import clock
 
 SIGNAL_EARLY_S = 60.0
 """How much sooner than the agent's own clock the batch system warns: Slurm may be late by seconds, LSF counts

@@ -21,10 +21,10 @@ import click
 
 import hpcsched
 from hpcsched.cli.common import database_path, dir_option, json_option, option, plural, run_folder, say
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.run.environments import environment_options
 from hpcsched.cli.site.bundle import USUAL
 from hpcsched.cli.site.bundle import write as write_bundle
+from hpcsched.durations import clock
 from hpcsched.errors import BadEnvironment, BatchError, HpcschedError
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from hpcsched.cli.common import (
     option,
     variable,
 )
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.site import batch_scripts
 from hpcsched.core.mechanisms.cpu.cores import WHOLE
 from hpcsched.core.model import JobSpec
+from hpcsched.durations import clock
 from hpcsched.errors import ConfigError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.run_folders import USUAL

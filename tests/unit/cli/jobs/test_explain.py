@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.jobs.explain import what_is_next
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
@@ -15,6 +14,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.plan import Plan, Stage
 from hpcsched.core.transitions.outcome import LOOK
+from hpcsched.durations import clock
 from hpcsched.policy import POLICIES
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_job, a_profile

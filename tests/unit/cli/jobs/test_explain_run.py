@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hpcsched.cli.jobs.about_leftover import in_a_line
-from hpcsched.cli.jobs.columns import clock
 from hpcsched.cli.jobs.explain_run import Smaller, commands, lines_of, page_of, smaller_allocation
 from hpcsched.core import events as ev
 from hpcsched.core.transitions.outcome import RELEASE
+from hpcsched.durations import clock
 from hpcsched.store.rundir import RunRecord
 from hpcsched.store.status import AgentStatus, LeftOver, RunStatus
 from hpcsched.testing.builders import Driver, a_job, a_profile

@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from rundirs import a_home
 
 from hpcsched.agent.inbox import Inbox
-from hpcsched.cli.jobs.given_jobs import exported, is_job_file, of_command, program
+from hpcsched.cli.jobs.given_jobs import exported, is_job_file, of_command
 from hpcsched.cli.main import cli
+from hpcsched.client.names import program
 from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError
 from hpcsched.store.rundir import RunDir

@@ -1,0 +1,188 @@
+"""Jobs that were submitted where no agent runs: they wait in the run directory, and can be taken back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from hpcsched.core.model import JobSpec, JobState
+from hpcsched.core.reasons import Why
+from hpcsched.errors import HpcschedError, NoSuchRun
+from hpcsched.store import run_folders
+from hpcsched.store.rundir import RunDir, RunLock
+from hpcsched.store.status import JobStatus, RunStatus, Status, iso, read_status
+
+PENDING = "PENDING"
+"""The state of a run directory in which no run has begun, and for which jobs wait."""
+
+
+def read_all(rundir: RunDir) -> Status:
+    """The newest snapshot, and after its jobs those that wait for an agent. Raises as `read_status`."""
+    try:
+        status = read_status(rundir)
+    except NoSuchRun:
+        waiting = _waiting(rundir, ())
+        if not waiting:
+            raise
+        status = Status(run=_not_begun(rundir), gpus=[], jobs=[])
+    else:
+        if status.run.alive:
+            return status
+        waiting = _waiting(rundir, status.jobs)
+    from hpcsched.accounts import user_name
+
+    first, user = max((job.id for job in status.jobs), default=0) + 1, user_name()
+    status.jobs += [_pending(job_id, spec, user) for job_id, spec in enumerate(waiting, first)]
+    return status
+
+
+def what_takes_them(status: Status) -> str | None:
+    """A line about jobs that wait for an agent; None if there are none."""
+    if status.run.alive:
+        return None
+    waiting = sum(waits(job) for job in status.jobs)
+    if not waiting:
+        return None
+    what = "the job that waits" if waiting == 1 else f"the {waiting} jobs that wait"
+    return f"no agent runs: `{taken_by(status)}` takes {what}"
+
+
+def what_else_waits(rundir: RunDir, status: Status) -> list[str]:
+    """A line for each other command that waits for an agent, such as a retry."""
+    if status.run.alive or not run_folders.waits(rundir):
+        return []
+    from hpcsched.agent.inbox import Inbox
+
+    names = {job.id: job.name for job in status.jobs if not waits(job)}
+    lines = []
+    for _, command in Inbox.peek(rundir):
+        about = [names[job_id] for job_id in command.targets if job_id in names]
+        what = command.command
+        if command.command == "submit":
+            about = [spec.name for spec in command.jobs if spec.name in names.values()]
+            what = "change"
+        if about:
+            of = ", ".join(about[:3]) + (f" and {len(about) - 3} more" if len(about) > 3 else "")
+            lines.append(f"a {what} of {of} waits: `{taken_by(status)}` does it")
+    return lines
+
+
+def taken_by(status: Status) -> str:
+    """The command that takes what waits."""
+    root = Path(status.run.dir)
+    begins = status.run.state == PENDING
+    return f"hpcsched run{run_folders.named(root)}" if begins else run_folders.go_on(root)
+
+
+def waits(job: JobStatus) -> bool:
+    """Whether a job waits for an agent."""
+    return job.reason == Why.NO_AGENT
+
+
+def take_back(rundir: RunDir, chosen: Collection[JobStatus]) -> tuple[set[str], set[str]]:
+    """Take jobs that wait out of the inbox, with those that wait for them to complete, and what waits to be
+    done to the others of `chosen`.
+
+    Returns the names of jobs that are gone, and of those of which a retry or a change was taken back. Raises
+    RunDirError where an agent has come meanwhile.
+    """
+    lock = RunLock(rundir)
+    try:
+        gone = _take_back(rundir, {job.name for job in chosen if waits(job)})
+        kept = _take_back_changes(rundir, {job.id: job.name for job in chosen if not waits(job)})
+    finally:
+        lock.release()
+    return gone, kept
+
+
+def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
+    """Take new jobs out of the inbox, with those that wait for them; the names of all of these."""
+    from hpcsched.agent.inbox import Inbox, put_back
+
+    gone = set(names)
+    commands = [(name, command) for name, command in Inbox.peek(rundir) if command.command == "submit"]
+    specs = [spec for _, command in commands for spec in command.jobs]
+    while more := {spec.name for spec in specs if spec.name not in gone and gone.intersection(spec.after)}:
+        gone |= more
+    for name, command in commands:
+        left = [spec for spec in command.jobs if spec.name not in gone]
+        if len(left) < len(command.jobs):
+            command.jobs = left
+            put_back(rundir, name, command if left else None)
+    return gone
+
+
+def _take_back_changes(rundir: RunDir, jobs: dict[int, str]) -> set[str]:
+    """Take retries and changes of jobs that the run has out of the inbox; the names of those that had one."""
+    from hpcsched.agent.inbox import Inbox, put_back
+
+    had: set[str] = set()
+    for name, command in Inbox.peek(rundir):
+        about = {jobs[job_id] for job_id in command.targets if job_id in jobs}
+        about |= {spec.name for spec in command.jobs} & set(jobs.values())
+        if about and command.command in ("submit", "retry"):
+            command.targets = [job_id for job_id in command.targets if job_id not in jobs]
+            command.jobs = [spec for spec in command.jobs if spec.name not in about]
+            put_back(rundir, name, command if command.targets or command.jobs else None)
+            had |= about
+    return had
+
+
+def waiting_names(rundir: RunDir) -> set[str]:
+    """Names of jobs that wait in the inbox, and are new; not of changes to jobs that the run has."""
+    try:
+        known = read_status(rundir).jobs
+    except HpcschedError:
+        known = []
+    return {spec.name for spec in _waiting(rundir, known)}
+
+
+def _waiting(rundir: RunDir, known: Sequence[JobStatus]) -> list[JobSpec]:
+    """The new jobs of the submits that wait, in the order in which an agent takes them."""
+    if not run_folders.waits(rundir):
+        return []
+    from hpcsched.agent.inbox import Inbox
+
+    names = {job.name for job in known}
+    found: dict[str, JobSpec] = {}
+    for _, command in Inbox.peek(rundir):
+        if command.command == "submit":
+            found.update((spec.name, spec) for spec in command.jobs if spec.name not in names)
+    return list(found.values())
+
+
+def _pending(job_id: int, spec: JobSpec, user: str) -> JobStatus:
+    return JobStatus(
+        id=job_id,
+        name=spec.name,
+        state=JobState.PENDING,
+        reason=str(Why.NO_AGENT),
+        role=None,
+        gpus=[],
+        hosts=[],
+        step=None,
+        steps=spec.steps,
+        elapsed_s=0.0,
+        eta_s=None,
+        attempt=0,
+        suspensions=0,
+        exit=None,
+        model=spec.model,
+        user=user,
+        array=spec.array.name if spec.array else "",
+        array_index=spec.array.index if spec.array else None,
+    )
+
+
+def _not_begun(rundir: RunDir) -> RunStatus:
+    return RunStatus(
+        dir=str(rundir.root),
+        state=PENDING,
+        stale=False,
+        seq=0,
+        written_at=iso(time.time()) or "",
+        policy="",
+        agent=None,
+        allocation={"kind": "none", "id": None},
+    )
