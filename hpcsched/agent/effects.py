@@ -396,6 +396,7 @@ class Effects:
                 step=attempt.meter.last.step,
                 rate=attempt.meter.rate,
                 done_s=self._done_s(attempt.meter.last.t) if attempt.measured else None,
+                total=attempt.meter.last.total,
             )
             for attempt in self._attempts.values()
             if attempt.meter and attempt.meter.last

@@ -13,7 +13,6 @@ from hpcsched.client import display, functions, waiting
 from hpcsched.client.requests import StillThere, ask
 from hpcsched.contract import files
 from hpcsched.contract.codec import SMALL_BYTES
-from hpcsched.contract.metrics import FILE
 from hpcsched.contract.state import State
 from hpcsched.core.model import JobState
 from hpcsched.decoding import read_file, read_tail
@@ -114,7 +113,7 @@ class Job:
     def metrics(self) -> list[dict[str, Any]]:
         """What it has logged by step, oldest first: one dict a point, with `step`, `t` (Unix seconds) and the
         values by name. `pandas.DataFrame(job.metrics())` takes it as it is."""
-        points = read_points(self._folder() / FILE)
+        points = read_points(self._folder() / files.METRICS)
         return [{"step": point.step, "t": point.t, **point.values} for point in points]
 
     def checkpoint(self) -> Path | None:

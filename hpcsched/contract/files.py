@@ -24,6 +24,9 @@ ATTEMPT_MARK = "hpcsched: ---- attempt "
 CALLS = "calls"
 """The folder in a run directory with the functions that Python has submitted, pickled, each in a file."""
 
+METRICS = "metrics.jsonl"
+"""What a program has measured by step: see `metrics.Point`."""
+
 OUTCOME = "outcome.pickle"
 """What such a function has returned, or raised: see `hpcsched.worker.call`."""
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from hpcsched.contract import codec
 from hpcsched.errors import BadInput
 
-FILE = "metrics.jsonl"
-"""Its name in a job's folder."""
-
 RESERVED = ("step", "t", "attempt")
 """Keys that are no metrics."""
 

@@ -114,7 +114,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Line:
-    """`step` steps done in all at Unix time `t` (seconds); `loss` if the program tells it.
+    """`step` steps done in all at Unix time `t` (seconds), of `total`; `loss` if the program tells it.
 
     `batching` is how a global batch is computed that changes, `scaling` the newest expectation, `usage` what
     its processes use of CPU cores.
@@ -126,12 +126,14 @@ class Line:
     batching: Batching | None = None
     scaling: Scaling | None = None
     usage: Usage | None = None
+    total: int | None = None
 
     def encode(self) -> bytes:
         """The line, with its end."""
         table: dict[str, Any] = {"step": self.step, "t": self.t}
-        if self.loss is not None:
-            table["loss"] = self.loss
+        for key, number in (("loss", self.loss), ("total", self.total)):
+            if number is not None:
+                table[key] = number
         for key, part in (("batching", self.batching), ("scaling", self.scaling), ("usage", self.usage)):
             if part is not None:
                 table[key] = part.table()
@@ -148,6 +150,7 @@ class Line:
             codec.part(table, "batching", Batching.of, None),
             codec.part(table, "scaling", Scaling.of, None),
             codec.part(table, "usage", Usage.of, None),
+            codec.step(table, "total", None),
         )
 
 

@@ -33,7 +33,7 @@ class Version(NamedTuple):
         return cls(int(found[1]), int(found[2]))
 
 
-VERSION = Version(1, 0)
+VERSION = Version(1, 1)
 """Of this package."""
 
 

@@ -71,7 +71,8 @@ class Traits:
     that its time limit does not count, as it was run again after them; nor does it count `unstarted_s`
     seconds of the others, before their processes were started. `excuses` are the ids of the background jobs
     that a failure of it has been put down to. `losses` is how many of its attempts in a row were lost that it
-    was not to blame for. `repeated` is the number of steps that it has done once more.
+    was not to blame for. `repeated` is the number of steps that it has done once more. `told_steps` is the
+    whole work in steps as its program says it.
     """
 
     most_gpus: int | None = None
@@ -85,6 +86,7 @@ class Traits:
     excuses: tuple[int, ...] = ()
     losses: int = 0
     repeated: int = 0
+    told_steps: int | None = None
 
 
 USUAL = Traits()
@@ -135,9 +137,14 @@ class Job:
     story: Sequence[Note] = ()
 
     @property
+    def steps(self) -> int | None:
+        """The whole work in steps, as the job file says it, else as its program does; None: not known."""
+        return self.traits.told_steps if self.spec.steps is None else self.spec.steps
+
+    @property
     def remaining(self) -> int | None:
         """Steps still to do, by the last report; None when the work is not known."""
-        return None if self.spec.steps is None else max(0, self.spec.steps - self.step)
+        return None if self.steps is None else max(0, self.steps - self.step)
 
     @property
     def current(self) -> Attempt:

@@ -324,7 +324,8 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far an attempt is: `step` steps done in all, and its measured steps per second (or None).
+    """How far an attempt is: `step` steps done in all, of `total` if its program says so, and its measured
+    steps per second (or None).
 
     `done_s` is when that step was done, in seconds of the run's clock (None: not known).
     """
@@ -334,6 +335,7 @@ class Progress:
     step: int
     rate: float | None = None
     done_s: float | None = None
+    total: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcsched.contract.codec import LINE_BYTES
-from hpcsched.contract.metrics import FILE, Point
+from hpcsched.contract.metrics import Point
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, StoreError
-
-__all__ = ["FILE", "read_curves", "read_points"]
 
 MOST_POINTS = 2_000_000
 """Lines that are read of one job, at most (chosen): the first ones."""

@@ -177,7 +177,7 @@ class SnapshotWriter:
             gpus=list(held),
             hosts=sorted(hosts),
             step=step if seen or job.reports else None,
-            steps=job.spec.steps,
+            steps=job.steps,
             elapsed_s=round(elapsed_s(job, now), 3),
             eta_s=self._eta_s(job, step),
             attempt=job.attempt,
@@ -209,11 +209,11 @@ class SnapshotWriter:
     def _eta_s(self, job: Job, step: int) -> float | None:
         """Seconds of training left for a running job, by its own rate, else by its profile; on CPU cores by
         the rate measured there."""
-        if job.state not in (JobState.STARTING, JobState.RUNNING) or job.spec.steps is None:
+        if job.state not in (JobState.STARTING, JobState.RUNNING) or job.steps is None:
             return None
         profile, usage = self._machine.estimates.profile(job), job.current.usage
         rate = job.rate or (profile.rate(job.width) if profile else usage.rate if usage else None)
-        return round(max(0, job.spec.steps - step) / rate, 1) if rate else None
+        return round(max(0, job.steps - step) / rate, 1) if rate else None
 
 
 def cores_status(job: Job) -> CoresStatus | None:

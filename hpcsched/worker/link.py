@@ -25,6 +25,7 @@ from hpcsched.contract.state import State
 from hpcsched.contract.words import Ready
 from hpcsched.errors import BadInput
 from hpcsched.worker.process.contract import JobEnv, ProgressWriter, say, sync_folder
+from hpcsched.worker.process.metrics_log import MetricsLog
 from hpcsched.worker.session.stopping import StopFlag
 
 _PLACE = re.compile(r"step-([0-9]+)-attempt-([0-9]+)", re.ASCII)
@@ -51,6 +52,7 @@ class _OnRecord:
     saved_at: float
     step: int = 0
     ready: bool = False
+    log: MetricsLog | None = None
 
 
 _of_process: dict[int, _OnRecord] = {}
@@ -161,15 +163,30 @@ class Link:
             self.env.mark_ready(Ready(parallel=parallel and not self.env.launched))
             self._record.ready = True
 
-    def report(self, step: int, loss: SupportsFloat | None = None) -> None:
-        """Say how many steps are done in all; cheap enough for every step. Rank 0's counts.
+    def report(self, step: int, loss: SupportsFloat | None = None, *, total: int | None = None) -> None:
+        """Say how many steps are done in all, of `total`; cheap enough for every step. Rank 0's counts.
 
         `loss` is only asked for its number when a line is due, at most 20 times a second: a tensor on a GPU
         need not be waited for each time.
         """
         self._record.step = step
         if self.rank == 0:
-            self._record.progress.report(step, lambda: None if loss is None else _finite(float(loss)))
+            self._record.progress.report(
+                step, lambda: None if loss is None else _finite(float(loss)), total=total
+            )
+
+    def log(self, metrics: Mapping[str, SupportsFloat | None], *, step: int | None = None) -> None:
+        """Log metrics by name after `step` steps (default: the last reported), into the job's metrics.jsonl.
+
+        `hpcsched report` draws them. Rank 0's count; None is a value that is not finite.
+
+        Raises ValueError for names that are empty, reserved (step, t, attempt), or cannot be printed.
+        """
+        if self.env and self.rank == 0:
+            if self._record.log is None:
+                self._record.log = MetricsLog(self.env.job_dir)
+            step = self.reported if step is None else step
+            self._record.log.write(step, metrics, attempt=self.env.attempt)
 
     def wishes(self) -> Wish:
         """What is wanted of this rank after this step. A rank alone must not act on it.

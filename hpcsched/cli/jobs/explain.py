@@ -216,7 +216,7 @@ def _rest(machine: Machine, job: Job) -> list[str]:
         rate = curve.rate(job.width) if curve and job.spec.cpus is None else on_cores
     if job.remaining is None or rate is None or job.state not in (JobState.STARTING, JobState.RUNNING):
         return []
-    steps = f"{job.remaining} of {job.spec.steps} steps left at {rate:.4g} steps/s"
+    steps = f"{job.remaining} of {job.steps} steps left at {rate:.4g} steps/s"
     return [f"{steps}: about {clock(job.remaining / rate)}"]
 
 

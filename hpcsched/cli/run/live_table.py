@@ -94,20 +94,20 @@ def table(machine: Machine, now: float, width: int) -> list[str]:
 
 
 def _steps(job: Job, _: float) -> str:
-    return str(job.step) if job.spec.steps is None else f"{job.step}/{job.spec.steps}"
+    return str(job.step) if job.steps is None else f"{job.step}/{job.steps}"
 
 
 def _left(job: Job, _: float) -> str:
-    if job.spec.steps is None or not job.rate or job.state is not JobState.RUNNING:
+    if job.steps is None or not job.rate or job.state is not JobState.RUNNING:
         return "-"
-    return clock(max(0, job.spec.steps - job.step) / job.rate)
+    return clock(max(0, job.steps - job.step) / job.rate)
 
 
 def _bar(job: Job, _: float) -> str:
-    if job.spec.steps is None:
+    if job.steps is None:
         return ""
     step = job.step if job.state is not JobState.STARTING else 0
-    full = BAR * min(step, job.spec.steps) // job.spec.steps
+    full = BAR * min(step, job.steps) // job.steps
     return "━" * full + "╌" * (BAR - full)
 
 

@@ -61,6 +61,8 @@ class Reports:
             job.step, job.reports = max(job.step, seen.step), True
             if seen.rate is not None and seen.rate > 0:
                 job.rate = seen.rate
+            if seen.total is not None and seen.total != job.traits.told_steps:
+                job.has(told_steps=seen.total)
             if seen.done_s is None:
                 continue
             for heard in self._ledger.hooks("heard"):

@@ -338,6 +338,7 @@ class ProgressWriter:
         *,
         force: bool = False,
         facts: Callable[[], Facts] = lambda: NOTHING_ELSE,
+        total: int | None = None,
     ) -> None:
         """Write one line; `loss` is only asked when a line is due, for it may wait for a GPU.
 
@@ -348,10 +349,10 @@ class ProgressWriter:
             return
         self._next = now + _PROGRESS_INTERVAL_S
         more = facts()
-        line = Line(step, time.time(), loss(), more.batching, more.scaling, more.usage)
+        line = Line(step, time.time(), loss(), more.batching, more.scaling, more.usage, total)
         data = line.encode()
         if len(data) > select.PIPE_BUF:  # what is about hundreds of ranks
-            data = Line(line.step, line.t).encode()
+            data = Line(line.step, line.t, total=total).encode()
         try:
             # A pipe takes the whole line or nothing of it.
             os.write(self._descriptor, data)

@@ -24,6 +24,7 @@ from hpcsched.worker.session.duty_cycle import DutyCycle
 from hpcsched.worker.session.state import TrainingState
 from hpcsched.worker.session.stopping import StopFlag
 from hpcsched.worker.session.strategy import Stranded, Strategy
+from hpcsched.worker.session.training_log import TrainingLog
 
 Metrics = Mapping[str, float]
 
@@ -84,6 +85,7 @@ class Lifecycle:
             lambda order: strategy.refuses(training, order.world_size, order.seats),
             every_s=env.checkpoint_every_s if env else checkpoint_every_s,
         )
+        self.log = TrainingLog(self.context)
         self.checkpoints = Checkpoints(self.context, self.agreement, strategy)
         if not training.spread:
             training.model.to(device)
@@ -205,8 +207,13 @@ class Lifecycle:
         """Tell the agent how far it is, if that is due."""
         training = self.training
         self.context.progress.report(
-            training.step, training.last_loss, force=force, facts=self.strategy.facts
+            training.step,
+            training.last_loss,
+            force=force,
+            facts=self.strategy.facts,
+            total=training.total_steps,
         )
+        self.log.step_made(force=force)
 
     # -- the end -----------------------------------------------------------------------------------------
 

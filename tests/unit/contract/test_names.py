@@ -12,6 +12,7 @@ import pytest
 
 import hpcsched
 from hpcsched.contract import exits, files, orders, variables
+from hpcsched.contract.metrics import Point
 from hpcsched.contract.orders import Forget, Pace, Resize, Suspend
 from hpcsched.contract.progress import Batching, Line, Scaling, Usage
 from hpcsched.contract.seats import Seat, to_table
@@ -28,7 +29,7 @@ NAMES = {
     if isinstance(value, str) and value.startswith(variables.PREFIX) and value != variables.PREFIX
 }
 FILES = {
-    *(files.STATE, files.CHECKPOINT, files.LAYERS, files.NEVER_A_GUEST),
+    *(files.STATE, files.CHECKPOINT, files.LAYERS, files.NEVER_A_GUEST, files.METRICS, files.OUTCOME),
     *(
         name("N")  # type: ignore[arg-type]
         for name in (files.ready, files.held, files.refused, files.left, files.unusable, files.stop)
@@ -49,7 +50,8 @@ MESSAGES: dict[str, Any] = {
     "held.N": Held(3, 4).encode(),
     "unusable.N": Unusable(1, "w", "/t", ("LD_PRELOAD",)).encode(),
     "stop.N": Stop("SIGTSTP").encode(),
-    "Progress lines": Line(3, 1.0, 0.5, BATCHING, SCALING, USAGE).encode(),
+    "Progress lines": Line(3, 1.0, 0.5, BATCHING, SCALING, USAGE, 9).encode(),
+    "metrics.jsonl": Point(3, 1.0, 1, {}).encode(),
     "key of `batching`": BATCHING.table(),
     "key of `scaling`": SCALING.table(),
     "key of `usage`": USAGE.table(),

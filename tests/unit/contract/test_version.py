@@ -43,5 +43,5 @@ def test_the_same_major_number_fits_and_the_next_minor_one(theirs: str, ours: st
     "text", ["", "1", "1.", "1.0.0", "v1.0", "01.0", "1.-1", "1.0\n", "\u0661.\u0660", "9" * 5000]
 )
 def test_what_is_no_version_is_bad_input(text: str) -> None:
-    with pytest.raises(BadInput, match=r"is no version of the contract, such as 1\.0"):
+    with pytest.raises(BadInput, match=r"is no version of the contract, such as 1\.1"):
         Version.parse(text)

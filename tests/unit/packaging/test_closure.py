@@ -17,6 +17,7 @@ import closure  # noqa: E402
 OPTIONAL = {
     Path("hpcsched/planning/vsw/forecast.py"): {"sklearn", "statsmodels"},
     Path("hpcsched/examples/digits.py"): {"sklearn"},
+    Path("hpcsched/worker/call.py"): {"cloudpickle"},
     Path("hpcsched/integrations/jax.py"): {"jax", "orbax"},
     Path("hpcsched/integrations/keras.py"): {"keras"},
     Path("hpcsched/integrations/lightgbm.py"): {"lightgbm"},

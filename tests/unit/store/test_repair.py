@@ -52,11 +52,12 @@ def number_of(rundir, kind):
 
 
 def damage(rundir, record):
-    """Flip a bit of a record; returns the journal as it was."""
+    """Flip a bit of a letter in a record; returns the journal as it was."""
     data = rundir.journal.read_bytes()
     lines = data.splitlines(keepends=True)
     line = bytearray(lines[record - 1])
-    line[len(line) // 2] ^= 1
+    at = next(i for i in range(len(line) // 2, len(line)) if chr(line[i]).isalpha())
+    line[at] ^= 1
     lines[record - 1] = bytes(line)
     rundir.journal.write_bytes(b"".join(lines))
     return data

@@ -1,0 +1,60 @@
+"""What a training logs by itself: loss, learning rate and speed, into metrics.jsonl and its output."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from hpcsched.worker.process.guest import check_not_gone
+from hpcsched.worker.process.metrics_log import MetricsLog, Pace
+from hpcsched.worker.session.context import Context
+
+SAID_EVERY_S = 10.0
+"""Seconds between two lines in a trainer's output, at least (chosen)."""
+
+
+class TrainingLog:
+    """Logs a training on its rank 0; nothing without an agent.
+
+    A trainer's output gets lines, too: a loop of the user's own prints what it likes.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        env = context.env
+        self._log = MetricsLog(env.job_dir if env is not None else None)
+        self._pace, self._said = Pace(), Pace(SAID_EVERY_S)
+        self._says = env is not None and env.trainer is not None
+        self._seen: tuple[int, float] | None = None
+
+    def step_made(self, *, force: bool = False) -> None:
+        """A step is made: log it, if that is due."""
+        context = self._context
+        if context.env is None or context.rank != 0 or not (self._pace.due() or force):
+            return
+        check_not_gone()
+        training = context.training
+        now, values = time.monotonic(), {"loss": training.last_loss()}
+        groups = training.optimizer.param_groups
+        if groups:
+            values["lr"] = float(groups[0]["lr"]) if "lr" in groups[0] else None
+        if self._seen is not None and now > self._seen[1]:
+            values["samples_per_second"] = (training.samples - self._seen[0]) / (now - self._seen[1])
+        self._seen = training.samples, now
+        self._log.write(training.step, values, attempt=context.env.attempt)
+        if self._says and (self._said.due() or force):
+            self._say(values)
+
+    def write(self, values: dict[str, float], *, step: int) -> None:
+        """Log what the user measures."""
+        context = self._context
+        if context.env is not None and context.rank == 0:
+            check_not_gone()
+            self._log.write(step, values, attempt=context.env.attempt)
+
+    def _say(self, values: dict[str, float | None]) -> None:
+        training = self._context.training
+        total = "" if training.total_steps is None else f"/{training.total_steps}"
+        known = (f"{name} {value:.4g}" for name, value in values.items() if value is not None)
+        sys.stdout.write("  ".join([f"step {training.step}{total}", *known]) + "\n")
+        sys.stdout.flush()
