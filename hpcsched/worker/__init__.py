@@ -1,6 +1,7 @@
 """The training side of hpcsched, the only part that imports torch; started as processes.
 
-`Parts` and `Trainer` describe a training to the library; `Session` makes a loop of your own elastic;
+`Parts` and `Trainer` describe a training to the library, `Callback` is the base of what is called while it
+goes on; `Session` makes a loop of your own elastic;
 `join` meets the other ranks before that, where a model needs it; `load_checkpoint` reads what was saved.
 """
 
@@ -12,12 +13,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcsched.worker.checkpoint.load import load_checkpoint
     from hpcsched.worker.ranks.process_group import join
+    from hpcsched.worker.session.callbacks import Callback, EarlyStopping, ModelCheckpoint
     from hpcsched.worker.session.session import Session
     from hpcsched.worker.session.trainer import Parts, Trainer
 
-__all__ = ["Parts", "Session", "Trainer", "join", "load_checkpoint"]
+__all__ = [
+    "Callback",
+    "EarlyStopping",
+    "ModelCheckpoint",
+    "Parts",
+    "Session",
+    "Trainer",
+    "join",
+    "load_checkpoint",
+]
 
 _HOMES = {
+    "Callback": "session.callbacks",
+    "EarlyStopping": "session.callbacks",
+    "ModelCheckpoint": "session.callbacks",
     "Parts": "session.trainer",
     "Trainer": "session.trainer",
     "Session": "session.session",

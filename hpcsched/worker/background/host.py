@@ -302,6 +302,8 @@ class GuestHost:
 
             def through_the_lane(args: dict[str, Any]) -> Any:
                 parts = build(args)
+                if parts.evaluate_every is not None or parts.callbacks:
+                    raise NotHostable("it evaluates, or has callbacks, while it trains")
                 if parts.precision is not None:
                     raise NotHostable(f"its chunks cannot be computed in {parts.precision}")
                 most = guest.env.strategy.get("micro_batch")

@@ -80,6 +80,23 @@ class CheckpointStore:
         self.prune(self.keep)
         return path
 
+    def save_beside(self, name: str, state: Mapping[str, Any]) -> None:
+        """Write a file of this name, which no checkpoint has, whole or not at all. Raises StoreError."""
+        path = self.folder / name
+        temporary = temporary_of(path, os.getpid())
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(temporary, "wb", opener=private) as file:
+                torch.save(storable(state), file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
+
     def newest(self) -> Path | None:
         """The newest checkpoint that is whole, or None; one warning for each damaged one passed over."""
         for path in self._files():
@@ -123,7 +140,7 @@ class CheckpointStore:
 
         A keeper may be at it still, on this host or on another: of another only what is very old goes.
         """
-        for path in self.folder.glob(".step-*.tmp"):
+        for path in (*self.folder.glob(".step-*.tmp"), *self.folder.glob(".best.*.tmp")):
             if not _in_use(path):
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)

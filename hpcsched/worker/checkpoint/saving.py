@@ -67,6 +67,12 @@ class Saves:
             self._checkpoint, self._step = self.store.save(state), state["step"]
         self.record(state["step"], state["samples"], loss=loss)
 
+    def save_beside(self, name: str, state: Mapping[str, Any]) -> None:
+        """Write a file of this name into the folder of checkpoints, if there is one. Raises StoreError."""
+        if self.store is not None:
+            check_not_gone()
+            self.store.save_beside(name, state)
+
     def look(self) -> None:
         """See to what is being saved in the background; to be called now and then. Raises StoreError."""
 

@@ -31,6 +31,7 @@ class Checkpoints:
         need not be durable yet when this returns.
         """
         context, saves = self._context, self._context.saves
+        context.gather_sums()
         self._strategy.gather_state()
         if saves.store is None:
             return None

@@ -57,6 +57,11 @@ class Context:
         """How many ranks there are now."""
         return self.peers.world_size
 
+    def gather_sums(self) -> None:
+        """Bring what is added up in an epoch to rank 0; all ranks call this."""
+        if self.training.sums.epoch >= 0:
+            self.training.sums.gather(self.peers)
+
     def becomes(self, attempt: int, seats: Sequence[Seat] = ()) -> None:
         """This process belongs to another attempt from now on, with the rank that `peers` says."""
         assert self.env is not None

@@ -170,6 +170,7 @@ class Lifecycle:
         context = self.context
         self.report(force=True)
         self.checkpoints.save_or_exit(quick=context.orders.quick)
+        self.log.close()
         code = context.env.leave() if context.env is not None else exits.SUSPENDED
         if context.rank == 0 and context.env is not None:
             context.env.wake_agent()
@@ -182,6 +183,7 @@ class Lifecycle:
         order = self.agreement.order()
         if order is None:
             return
+        context.gather_sums()
         context.peers.settle()
         if not self.strategy.resize(order):
             context.peers.wait_parted()
@@ -231,6 +233,7 @@ class Lifecycle:
             except StoreError as error:
                 say(f"the metrics could not be saved: {error}")
                 raise SystemExit(exits.CANNOT_SAVE) from None
+        self.log.close()
         context.flag.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import torch
 from hpcsched.errors import ConfigError
 from hpcsched.worker.process.contract import JobEnv
 from hpcsched.worker.ranks.process_group import Peers
+from hpcsched.worker.session.callbacks import Hooks
 from hpcsched.worker.session.data_parallel import DataParallel
+from hpcsched.worker.session.epochs import Epoch, epochs_left
 from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
 from hpcsched.worker.session.state import Stateful, TrainingState
 from hpcsched.worker.session.strategy import Strategy
@@ -59,6 +62,7 @@ class Session:
         checkpoint_every_s: the seconds between these checkpoints.
         strategy: how the ranks are used; default: data parallel, with this loop's own steps. `in_place`,
             `reproducible`, `shards` and `rehearse` are the default one's: another is told when it is made.
+        hooks: what is called and measured between steps; a trainer's, see `Parts.callbacks`.
 
     Raises ConfigError when the arguments do not fit the environment or the checkpoint, LaunchError
     when the ranks do not find each other.
@@ -83,7 +87,9 @@ class Session:
         checkpoint_dir: str | Path | None = None,
         checkpoint_every_s: float = 600.0,
         strategy: Strategy | None = None,
+        hooks: Hooks | None = None,
     ) -> None:
+        also = {**(also or {}), **(hooks.states() if hooks else {})}
         training = TrainingState(
             model=model,
             optimizer=optimizer,
@@ -110,6 +116,8 @@ class Session:
             checkpoint_every_s=checkpoint_every_s,
         )
         self._training, self._context = training, self._life.context
+        self._in_step, self._hooks = False, hooks
+        self._life.log.also = hooks.loggers if hooks is not None else []
         self._life.begin()
 
     # -- what it is -----------------------------------------------------------------------------------
@@ -201,22 +209,72 @@ class Session:
         of several ranks did not call `backward` for all its samples.
         """
         last = self._training.last_step(until)
-        while self._training.step < last:
+        while self._training.step < last and not self._training.stopped:
             self._life.between_steps()
             indices = self._strategy.begin_step()
+            self._in_step = True
             try:
                 yield indices
             except GeneratorExit:  # the loop was left with `break`
                 if self._strategy.step_made():
                     self._life.count_step(last)
                 raise
+            finally:
+                self._in_step = False
             self._strategy.check_step()
             self._life.count_step(last)
+            if self._hooks is not None:
+                self._hooks.step_made(self)
+
+    def epochs(self, number: float) -> Iterator[Epoch]:
+        """Yield the epochs that are left of so many passes over the data; iterate over each as over `steps`.
+
+        What is to be done once an epoch stands behind the inner loop, such as `scheduler.step()`: it is done
+        once for each, however often the training is suspended. An epoch ends with the step that covers the
+        rest of the data. Where the job file says `steps` or `epochs`, or `total_steps` was given, that goes
+        first.
+        """
+        self._life.end_after(number)
+        training, peers = self._training, self._context.peers
+
+        def make(epoch: int, until: int) -> Epoch:
+            training.sums.begin(epoch)
+            return Epoch(epoch, until, sums=training.sums, peers=peers, steps=self.steps)
+
+        yield from epochs_left(training, training.last_step(), make)
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Log metrics by name, for the step that is being made, else for the newest: see docs/logging.md.
+
+        Rank 0's count. Raises ValueError for names that are reserved (step, t, attempt) or cannot be printed.
+        """
+        self._life.log.write(metrics, step=self._training.step + self._in_step)
+
+    def stop(self) -> None:
+        """Make no more steps after this one: the training is complete. To be called on all ranks alike."""
+        self._training.stopped = True
+
+    def agreed(self, metrics: Metrics) -> Metrics:
+        """Rank 0's metrics, on every rank; all ranks call this."""
+        found: Metrics = self._context.peers.tell(dict(metrics), dict[str, float])
+        return found
+
+    def save_beside(self, name: str, state: Mapping[str, Any]) -> None:
+        """Write a file of this name into the folder of checkpoints, whole or not at all; nothing without one.
+
+        Raises StoreError.
+        """
+        self._context.saves.save_beside(name, state)
 
     def train(self, metrics: Metrics | Callable[[], Metrics] | None = None) -> None:
         """Make all steps as the strategy makes them, then `finish`."""
+        if self._hooks is not None:
+            self._hooks.start(self)
         for _ in self.steps():
             self._life.train_step()
+        if self._hooks is not None:
+            self._hooks.end(self)
+            metrics = partial(self._hooks.final, self)
         self.finish(metrics)
 
     def backward(
@@ -298,7 +356,9 @@ def session_of(parts: Parts, strategy: Strategy | None = None, **options: Any) -
     if not getattr(strategy, "mixed", False):
         refuse_mixed(parts)
     parts.model.train()
+    hooks = Hooks(parts) if parts.evaluate_every is not None or parts.callbacks else None
     session = Session(
+        hooks=hooks,
         model=parts.model,
         optimizer=parts.optimizer,
         scheduler=parts.scheduler,

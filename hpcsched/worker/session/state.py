@@ -11,6 +11,10 @@ import torch
 from hpcsched.errors import ConfigError
 from hpcsched.worker.process.storable import storable
 from hpcsched.worker.session.sampler import Sampler
+from hpcsched.worker.session.sums import EpochSums
+
+SUMS = "sums of the epoch"
+"""Their name among what is saved besides."""
 
 Loss = Union[torch.Tensor, Callable[[], Optional[torch.Tensor]], None]
 
@@ -28,8 +32,9 @@ class TrainingState:
 
     `step` and `samples` are done so far. `global_batch` is that of the coming step; `step_samples` is what a
     step of the job counts for: the batch that the training began with. `made` counts the steps of this
-    process. `loss` is the mean loss of the newest step, shape [], or a function that gives it. `spread`: the
-    model is spread over the ranks (`fully_shard`), so no rank has all of it.
+    process; `stopped`: no more are to be made. `sums` is what is added up in an epoch. `loss` is the mean
+    loss of the newest step, shape [], or a function that gives it. `spread`: the model is spread over the
+    ranks (`fully_shard`), so no rank has all of it.
     """
 
     def __init__(
@@ -47,7 +52,8 @@ class TrainingState:
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.also = dict(also or {})
+        self.sums = EpochSums()
+        self.also = {**(also or {}), SUMS: self.sums}
         self.sampler = Sampler(dataset_size, seed)
         self.global_batch = self.step_samples = global_batch
         self.total_steps = total_steps
@@ -55,7 +61,7 @@ class TrainingState:
         self.step = 0
         self.samples = 0
         self.made = 0
-        self.resumed = False
+        self.resumed = self.stopped = False
         self.loss: Loss = None
         self.spread = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
         if scheduler is not None:

@@ -48,7 +48,11 @@ class Parts:
             what `collate` makes of a list of samples; its tensors are on the model's device.
         scheduler: a learning-rate scheduler, advanced after every step.
         evaluate: a function of the model (in evaluation mode, no gradients) that returns numbers by name;
-            called once, at the end.
+            called at the end.
+        evaluate_every: the number of steps after which it is called too, or "epoch"; on every rank, and
+            rank 0's numbers count. They are logged, and told to the callbacks.
+        callbacks: what is called while it trains, on every rank: `Callback`, `EarlyStopping`,
+            `ModelCheckpoint`, loggers.
         collate: a function that makes a batch of a list of samples; default: torch's default_collate.
         seed: the seed of the order of the samples and of the ranks' random numbers.
         epochs: the passes over the data when the job names no number of steps; default 1.
@@ -69,6 +73,8 @@ class Parts:
     loss: Callable[[torch.nn.Module, Any], torch.Tensor]
     scheduler: Scheduler | None = None
     evaluate: Callable[[torch.nn.Module], Mapping[str, float]] | None = None
+    evaluate_every: int | str | None = None
+    callbacks: Sequence[Any] = ()
     collate: Callable[[list[Any]], Any] | None = None
     seed: int = 0
     epochs: float | None = None
@@ -165,6 +171,8 @@ def refuse_mixed(parts: Parts, *, taken: Sequence[str] = ()) -> None:
     for key, value, accepted in (
         ("precision", parts.precision, [None, *known]),
         ("clip_norm", None if "clip_norm" in taken else parts.clip_norm, [None]),
+        ("evaluate_every", parts.evaluate_every, [None]),
+        ("callbacks", list(parts.callbacks) or None, [None]),
     ):
         if value not in accepted:
             words = " or ".join(map(repr, accepted)) + " under this strategy; the strategy 'ddp' takes it"

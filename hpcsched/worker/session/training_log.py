@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hpcsched.worker.process.guest import check_not_gone
 from hpcsched.worker.process.metrics_log import MetricsLog, Pace
@@ -26,6 +28,8 @@ class TrainingLog:
         self._pace, self._said = Pace(), Pace(SAID_EVERY_S)
         self._says = env is not None and env.trainer is not None
         self._seen: tuple[int, float] | None = None
+        self.also: Sequence[Any] = ()
+        """Who else gets what is logged, on rank 0: objects with `log(metrics, step)` and `close()`."""
 
     def step_made(self, *, force: bool = False) -> None:
         """A step is made: log it, if that is due."""
@@ -41,16 +45,29 @@ class TrainingLog:
         if self._seen is not None and now > self._seen[1]:
             values["samples_per_second"] = (training.samples - self._seen[0]) / (now - self._seen[1])
         self._seen = training.samples, now
-        self._log.write(training.step, values, attempt=context.env.attempt)
+        self._put(values, training.step, context.env.attempt)
         if self._says and (self._said.due() or force):
             self._say(values)
 
-    def write(self, values: dict[str, float], *, step: int) -> None:
+    def write(self, values: Mapping[str, float], *, step: int) -> None:
         """Log what the user measures."""
         context = self._context
         if context.env is not None and context.rank == 0:
             check_not_gone()
-            self._log.write(step, values, attempt=context.env.attempt)
+            self._put(values, step, context.env.attempt)
+
+    def close(self) -> None:
+        """Nothing is logged any more."""
+        for logger in self.also if self._context.rank == 0 else ():
+            if callable(close := getattr(logger, "close", None)):
+                close()
+        self.also = ()
+
+    def _put(self, values: Mapping[str, float | None], step: int, attempt: int) -> None:
+        self._log.write(step, values, attempt=attempt)
+        known = {name: value for name, value in values.items() if value is not None}
+        for logger in self.also:
+            logger.log(known, step)
 
     def _say(self, values: dict[str, float | None]) -> None:
         training = self._context.training
