@@ -15,7 +15,7 @@ WITHIN ?= 3600
 # A file's tests share what is costly to make; the folders whose tests take longest come first.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check unit test test-all test-part lint docs pages bench dist old-env clean
+.PHONY: demo check unit test test-all test-part lint docs pages bench dist lock old-env clean
 
 demo: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
@@ -48,6 +48,12 @@ lint: $(VENV)/.installed-dev
 
 dist: $(VENV)/.installed-dev
 	$(BIN)/python packaging/build.py
+
+# What a reproducible installation takes (docs/packaging.md): each package at one version, with the hashes of its files.
+lock: $(BIN)/python
+	$(PIP) install -q uv
+	$(BIN)/uv pip compile -q --upgrade --universal --python-version 3.11 --generate-hashes --extra report --extra plan \
+		--custom-compile-command 'make lock' -o packaging/requirements.txt pyproject.toml
 
 # Python 3.9 with torch 2.4, for the slow tests of hpcsched-worker; prints how these are told of it.
 old-env:
