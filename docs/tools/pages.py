@@ -1,5 +1,5 @@
-"""What the documentation shows of the code, written anew: tables between marks in pages, pictures, and
-the schemas of files that users write.
+"""What the documentation shows of the code, written anew: tables between marks in pages, pictures, the
+manual pages, and the schemas of files that users write.
 
 python docs/tools/pages.py            writes them
 python docs/tools/pages.py --check    names those that are out of date; exit code 1 if there are any
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [path for path in (str(ROOT), str(Path(__file__).parent)) if path not in sys.path]
 
+import manual  # noqa: E402
 import options  # noqa: E402
 import reasons  # noqa: E402
 import results  # noqa: E402
@@ -44,6 +45,7 @@ FILES: dict[str, Callable[[], str]] = {
 def written() -> dict[Path, str]:
     """Each page and each other file with what is to be in it."""
     files = {ROOT / name: text() for name, text in FILES.items()}
+    files.update((ROOT / name, text) for name, text in manual.pages().items())
     for (page, name), text in PARTS.items():
         path = ROOT / page
         files[path] = _with_part(files.get(path) or path.read_text(), name, text())
@@ -51,12 +53,14 @@ def written() -> dict[Path, str]:
 
 
 def out_of_date() -> list[str]:
-    """The files that are not as they would be written."""
-    return [
-        str(path.relative_to(ROOT))
-        for path, text in written().items()
-        if not path.exists() or path.read_text() != text
-    ]
+    """The files that are not as they would be written, and manual pages of commands that are no more."""
+    files = written()
+    old = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
+    return [str(path.relative_to(ROOT)) for path in [*old, *_gone(files)]]
+
+
+def _gone(files: Collection[Path]) -> set[Path]:
+    return set((ROOT / manual.FOLDER).iterdir()) - set(files)
 
 
 def _with_part(page: str, name: str, text: str) -> str:
@@ -74,8 +78,11 @@ def main() -> int:
     if "--check" in sys.argv[1:]:
         sys.stdout.write("".join(f"{name}: out of date, `make pages` writes it\n" for name in old))
         return int(bool(old))
-    for path, text in written().items():
+    files = written()
+    for path, text in files.items():
         path.write_text(text)
+    for path in _gone(files):
+        path.unlink()
     sys.stdout.write("".join(f"{name}: written\n" for name in old))
     return 0
 

@@ -182,3 +182,8 @@ def runs(python: Path, folder: Path) -> None:
     shipped = ("--profiles", "marble-summit", "--database", folder / "db")
     told = call(command, "simulate", jobs, "--gpus", "6", *shipped, "--json", cwd=folder, **own)
     assert len(json.loads(told)["jobs"]) == 3
+    share = python.parents[1] / "share"
+    assert (share / "man" / "man1" / "hpcsched-submit.1").is_file()
+    completes = f". {share}/bash-completion/completions/hpcsched && complete -p hpcsched"
+    path = f"{python.parent}:{os.environ['PATH']}"
+    assert "hpcsched" in call("bash", "--norc", "-c", completes, cwd=folder, **own, PATH=path)

@@ -14,18 +14,25 @@ SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setup
 FOLDERS = ("profiles", "schemas", "site-config", "jobscripts/slurm", "jobscripts/lsf")
 
 
+TAKEN = {
+    file: share
+    for share, patterns in SETUPTOOLS["data-files"].items()
+    for pattern in patterns
+    for file in ROOT.glob(pattern)
+}
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_every_shipped_file_is_installed_where_it_is_looked_for(folder: str) -> None:
     there = {p for p in (ROOT / folder).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
-    taken = {
-        file: share
-        for share, patterns in SETUPTOOLS["data-files"].items()
-        for pattern in patterns
-        for file in ROOT.glob(pattern)
-    }
-    assert there and there <= taken.keys()
+    assert there and there <= TAKEN.keys()
     for file in there:
-        assert taken[file] == f"share/hpcsched/{file.relative_to(ROOT).parent}"
+        assert TAKEN[file] == f"share/hpcsched/{file.relative_to(ROOT).parent}"
+
+
+def test_manual_pages_and_completion_are_installed_where_man_and_shells_look() -> None:
+    for file in (path for path in (ROOT / "packaging" / "share").rglob("*") if path.is_file()):
+        assert TAKEN.get(file) == str(file.relative_to(ROOT / "packaging").parent)
 
 
 def test_every_shipped_profile_is_found_by_its_name() -> None:
