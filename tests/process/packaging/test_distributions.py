@@ -130,6 +130,20 @@ def test_a_wheel_brings_what_it_needs(wheel: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_site_installs_it_for_all_with_its_module(wheel: Path, tmp_path: Path) -> None:
+    install_sh = ROOT / "packaging" / "install.sh"
+    call(install_sh, wheel, tmp_path, cwd=tmp_path)
+    prefix = tmp_path / "hpcsched" / hpcsched.__version__
+    assert "ok " in call(prefix / "bin" / "hpcsched", "doctor", "--batch", "none", cwd=tmp_path)
+    module = tmp_path / "modulefiles" / "hpcsched" / hpcsched.__version__
+    if modulecmd := shutil.which("modulecmd"):
+        assert f"PATH={prefix}/bin:" in call(modulecmd, "bash", "load", module, cwd=tmp_path)
+    with pytest.raises(AssertionError, match="is there already"):
+        call(install_sh, wheel, tmp_path, cwd=tmp_path)
+    assert prefix.is_dir()
+
+
+@pytest.mark.slow
 def test_both_in_one_environment_are_one_until_one_is_uninstalled(
     built: Path, wheel: Path, tmp_path: Path
 ) -> None:
