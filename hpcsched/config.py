@@ -7,7 +7,6 @@ environment are the command line's business; this reads the files below them.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from hpcsched import trust
 from hpcsched.contract.schema import check, either, flag, many, number, one_of, printed, table, text, whole
 from hpcsched.errors import ConfigError
+from hpcsched.shipped import shipped
 
 PROJECT = "hpcsched.toml"
 """The project's file, in the working directory."""
@@ -155,7 +155,7 @@ def _site(given: str) -> Path:
     path = Path(given)
     if path.exists() or path.name != given or path.suffix == ".toml":
         return path
-    known = shipped()
+    known = shipped("site-config", ".toml")
     if given not in known:
         names = ", ".join(known) or "none were found"
         raise ConfigError(
@@ -164,21 +164,6 @@ def _site(given: str) -> Path:
             accepted=f"the path of a site's settings, or the name of shipped ones ({names})",
         )
     return known[given]
-
-
-def shipped() -> dict[str, Path]:
-    """The site files that came with hpcsched, by bare name, in alphabetical order."""
-    import site
-
-    beside = Path(__file__).resolve().parents[1]
-    share = Path("share", "hpcsched", "site-config")
-    # An editable install reads the repository; else the data files are under the prefix of the install.
-    roots = [Path(sys.prefix), beside, Path(site.getuserbase())]
-    found: dict[str, Path] = {}
-    for folder in [beside / "site-config", *(root / share for root in roots)]:
-        for path in folder.glob("*.toml"):
-            found.setdefault(path.stem, path)
-    return dict(sorted(found.items()))
 
 
 def environment_name(key: str) -> str:

@@ -6,8 +6,6 @@ import json
 import math
 import os
 import re
-import site
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, NoReturn
 
 from hpcsched.core.profile import SOURCES, Cost, Profile
 from hpcsched.errors import ConfigError, StoreError
+from hpcsched.shipped import shipped as shipped_files
 
 SCHEMA = 1
 
@@ -62,15 +61,7 @@ def shipped(kind: str = "") -> dict[str, Path]:
 
     `kind` "layers": those of models' layers.
     """
-    beside = Path(__file__).resolve().parents[2]
-    share = Path("share", "hpcsched", "profiles")
-    # An editable install reads the repository; else the data files are under the prefix of the install.
-    roots = [Path(sys.prefix), beside, Path(site.getuserbase())]
-    found: dict[str, Path] = {}
-    for folder in [beside / "profiles", *(root / share for root in roots)]:
-        for path in (folder / kind).glob("*.json"):
-            found.setdefault(path.stem, path)
-    return dict(sorted(found.items()))
+    return shipped_files(f"profiles/{kind}", ".json")
 
 
 def parse_profiles(text: str, *, where: str) -> tuple[Profile, ...]:

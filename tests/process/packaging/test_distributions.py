@@ -122,6 +122,20 @@ def test_a_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) 
     runs(python, tmp_path)
 
 
+def test_a_wheel_finds_what_ships_beside_it_in_a_prefix_that_is_not_its_pythons(
+    wheel: Path, tmp_path: Path
+) -> None:
+    """As EasyBuild and Spack install it."""
+    words = ("--no-index", "--no-deps", "--ignore-installed", "--prefix", tmp_path, wheel)
+    install(Path(sys.executable), *words)
+    (site,) = (tmp_path / "lib").glob("python*/site-packages")
+    own = {"HOME": str(tmp_path), "PYTHONPATH": str(site), "HPCSCHED_SITE_CONFIG": "generic-slurm"}
+    where = call(sys.executable, "-c", "import hpcsched; print(hpcsched.__file__)", cwd=tmp_path, **own)
+    assert Path(where.strip()).is_relative_to(tmp_path)
+    said = call(sys.executable, "-m", "hpcsched", "config", "show", "--origin", cwd=tmp_path, **own)
+    assert f"{tmp_path}/share/hpcsched/site-config/generic-slurm.toml" in said
+
+
 @pytest.mark.slow
 def test_a_wheel_brings_what_it_needs(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path)
