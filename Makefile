@@ -46,8 +46,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/vermin -q -t=3.9- --eval-annotations --no-tips $$($(BIN)/python packaging/closure.py)
 
+# The distributions, and recipes of package managers for them.
 dist: $(VENV)/.installed-dev
 	$(BIN)/python packaging/build.py
+	$(BIN)/python packaging/recipes.py
 
 # What a reproducible installation takes (docs/packaging.md): each package at one version, with the hashes of its files.
 lock: $(BIN)/python
