@@ -23,8 +23,8 @@ from hpcsched import __version__  # noqa: E402
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
-EXTRAS = {extra: PROJECT["optional-dependencies"][extra] for extra in ("report", "plan", "torch")}
-"""Those that a package manager's users may want; others are for developers and examples."""
+EXTRAS = {extra: PROJECT["optional-dependencies"][extra] for extra in ("report", "plan")}
+"""Those that a site may want. torch is a package of its own everywhere, chosen by the site's GPUs."""
 
 SPACK = "spack/spack_repo/hpcsched"
 PLACES = {
@@ -70,7 +70,7 @@ def _conda() -> dict[str, str]:
     }
 
 
-_CONDA = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+_CONDA = {"matplotlib": "matplotlib-base"}
 """Names that differ from those in pyproject.toml."""
 
 
