@@ -110,11 +110,13 @@ class Job:
             raise JobFailed(self.name, state, exit=job.exit, detail=found.text, output="")
         return found.value
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """What it has logged by step, oldest first: one dict a point, with `step`, `t` (Unix seconds) and the
-        values by name. `pandas.DataFrame(job.metrics())` takes it as it is."""
+    def metrics(self, *, after: int = -1) -> list[dict[str, Any]]:
+        """What it has logged `after` this step, oldest first: one dict a point.
+
+        `step`, `t` (Unix seconds), and the values by name: `pandas.DataFrame(job.metrics())` takes it so.
+        """
         points = read_points(self._folder() / files.METRICS)
-        return [{"step": point.step, "t": point.t, **point.values} for point in points]
+        return [{"step": one.step, "t": one.t, **one.values} for one in points if one.step > after]
 
     def checkpoint(self) -> Path | None:
         """Its newest complete checkpoint, a file or a folder; None as long as there is none."""

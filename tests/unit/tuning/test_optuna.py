@@ -133,7 +133,9 @@ def test_looking_changes_nothing():
     assert len(tuning.existing(outcomes)) == 3
 
 
-@pytest.mark.parametrize("crash", range(1, 18))
+@pytest.mark.parametrize(
+    "crash", [1, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 18) if n != 8)]
+)
 def test_after_a_crash_the_study_in_its_storage_is_enough(tmp_path, monkeypatch, crash):
     """The process dies after any change of the study; a new one comes to the same end."""
     storage = f"sqlite:///{tmp_path}/study.db"
