@@ -96,7 +96,11 @@ class TrainingState:
             "sampler": self.sampler.state(self.samples),
             "rng": generators,
             "shards": shards,
-            "extra": {name: thing.state_dict() for name, thing in self.also.items()},
+            "extra": {
+                name: thing.state_dict()
+                for name, thing in self.also.items()
+                if thing is not self.sums or self.sums.epoch >= 0  # only of a loop over epochs
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any], where: str) -> None:

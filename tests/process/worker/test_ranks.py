@@ -90,7 +90,7 @@ def test_a_real_start_suspend_and_wake_up(tmp_path: Path) -> None:
             assert rank.wait(_DEADLINE_S) == 75
             last = json.loads(progress.readlines()[-1])
     assert first["step"] == 1
-    assert set(first) == {"step", "t", "loss"}
+    assert set(first) == {"step", "t", "loss", "total"}
     (state,) = states
     assert state == job.state
     assert state["step"] == last["step"]
