@@ -20,10 +20,10 @@ PALETTE = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F
 
 INK = "#222222"
 FRAME = "#aaaaaa"
+GRID = "#dddddd"
+PAPER = "#ffffff"
 SMALL = 8.0
 """The size of what is written beside a chart."""
-
-_GRID = "#dddddd"
 
 # Inches, of panels one below the other.
 _WIDTH, _LEFT, _RIGHT = 8.0, 0.9, 0.95
@@ -125,7 +125,7 @@ def time_unit(span_s: float) -> tuple[str, float]:
 
 def _dress(axes: Axes) -> None:
     axes.tick_params(labelcolor=INK, color=FRAME)
-    axes.grid(color=_GRID, linewidth=0.6)
+    axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))

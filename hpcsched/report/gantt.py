@@ -5,7 +5,7 @@ Each result has a panel of its GPUs, and below it one for the cores of each host
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import UNSET
 
 from hpcsched.core.model import Ended, Role
-from hpcsched.report.drawing import FRAME, INK, PALETTE, save_svg, time_unit
+from hpcsched.report.drawing import FRAME, GRID, INK, PALETTE, save_svg, time_unit
+from hpcsched.report.pieces import anchor
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.report.tables import headline
 
@@ -47,8 +48,10 @@ _ENDS: dict[Ended | None, dict[str, Any]] = {
 }
 
 
-def gantt_svg(results: Sequence[Result], path: Path) -> None:
+def gantt_svg(results: Sequence[Result], path: Path, *, links: Container[int] = ()) -> None:
     """Draw `results` into the SVG file `path`, which appears whole or not at all.
+
+    `links` are the ids of jobs that have a section on the page that the chart is for: their bars lead there.
 
     The same results give the same bytes. Bars are attempts, coloured by job: solid as primary, light and
     hatched as secondary, low in the background, one above the other where they share a GPU; their dark parts
@@ -57,10 +60,10 @@ def gantt_svg(results: Sequence[Result], path: Path) -> None:
 
     Raises MissingExtra without matplotlib, OSError if the file cannot be written.
     """
-    save_svg(lambda figure: _draw(figure, results), path)
+    save_svg(lambda figure: _draw(figure, results, links), path)
 
 
-def _draw(figure: Figure, results: Sequence[Result]) -> None:
+def _draw(figure: Figure, results: Sequence[Result], links: Container[int]) -> None:
     names = {job.id: job.name for result in results for job in result.jobs}
     shades = (*PALETTE, *map(_darker, PALETTE))
     colours = {job_id: shades[i % len(shades)] for i, job_id in enumerate(sorted(names))}
@@ -80,7 +83,7 @@ def _draw(figure: Figure, results: Sequence[Result]) -> None:
     for number, (result, host, above, inches) in enumerate(panels, 1):
         bottom -= above + inches
         axes = figure.add_axes((_LEFT / _WIDTH, bottom / height, width / _WIDTH, inches / height))
-        frame = axes, unit_s, span_s * _CHARACTER / width
+        frame = axes, unit_s, span_s * _CHARACTER / width, links
         if host is None:
             _GpuPanel(*frame, inches / max(1, result.gpus)).draw(result, colours)
         else:
@@ -120,12 +123,17 @@ class _Panel:
     axes: Axes
     unit_s: float
     character_s: float
+    links: Container[int]
+
+    def _leads(self, job: JobResult) -> dict[str, str]:
+        """Where a click on a part of the job leads: an option of what is drawn."""
+        return {"url": f"#{anchor(job.id)}"} if job.id in self.links else {}
 
     def _dress(self, label: str) -> None:
         axes = self.axes
         axes.set_ylabel(label, color=INK)
         axes.tick_params(labelcolor=INK, color=FRAME)
-        axes.grid(axis="x", color="#dddddd", linewidth=0.6)
+        axes.grid(axis="x", color=GRID, linewidth=0.6)
         axes.set_axisbelow(True)
         for side, spine in axes.spines.items():
             spine.set_visible(side in ("left", "bottom"))
@@ -137,7 +145,8 @@ class _Panel:
             if (len(text) + 1) * self.character_s <= stop_s - start_s:
                 plate = {"boxstyle": "round,pad=0.2", "facecolor": "white", "alpha": 0.75, "linewidth": 0}
                 x = (start_s + stop_s) / 2 / self.unit_s
-                self.axes.text(x, y, text, ha="center", va="center", fontsize=8, color=INK, bbox=plate)
+                style: dict[str, Any] = {"fontsize": 8, "color": INK, **self._leads(job)}
+                self.axes.text(x, y, text, ha="center", va="center", bbox=plate, **style)
                 return
 
     def _box(self, start_s: float, end_s: float, low: float, high: float, **style: Any) -> None:
@@ -169,14 +178,21 @@ class _GpuPanel(_Panel):
             end_s = _end_s(result) if attempt.end_s is None else attempt.end_s
             strip = strips.get((job.id, attempt.start_s), _WHOLE)
             for first, count in _runs(attempt.gpus):
-                self._bar(attempt, end_s, first, count, colours[job.id], strip)
+                self._bar(job, attempt, end_s, first, count, colours[job.id], strip)
                 if attempt.role is not Role.BACKGROUND:
                     self._label(job, attempt, end_s, first, count, strip)
         if result.lower_bound_s:
             axes.axvline(result.lower_bound_s / self.unit_s, **_BOUND)
 
     def _bar(
-        self, attempt: AttemptResult, end_s: float, first: int, count: int, colour: str, strip: _Strip
+        self,
+        job: JobResult,
+        attempt: AttemptResult,
+        end_s: float,
+        first: int,
+        count: int,
+        colour: str,
+        strip: _Strip,
     ) -> None:
         """An attempt on the GPUs first .. first + count - 1."""
         margin = 0.07 if self.row > 0.1 else 0.0
@@ -197,7 +213,8 @@ class _GpuPanel(_Panel):
         shade: dict[str, Any] = {"facecolor": INK, "alpha": 0.4, "linewidth": 0}
         self._box(start_s, min(start_s + attempt.launch_s, end_s), low, high, **shade)
         self._box(max(end_s - attempt.suspend_s, start_s), end_s, low, high, **shade)
-        self._box(start_s, end_s, low, high, facecolor="none", edgecolor="white", linewidth=0.6)
+        frame: dict[str, Any] = {"facecolor": "none", "edgecolor": "white", "linewidth": 0.6}
+        self._box(start_s, end_s, low, high, **frame, **self._leads(job))
         if attempt.ended in _ENDS:
             self._line(end_s, end_s, low, high, solid_capstyle="butt", **_ENDS[attempt.ended])
 
@@ -243,20 +260,20 @@ class _CoresPanel(_Panel):
             axes.axhline(there, **_ALL)
         for job in result.jobs:
             if mine := pieces.get(job.id):
-                self._areas(mine, colours[job.id])
+                self._areas(job, mine, colours[job.id])
                 self._ends(job, mine, end_s)
                 high = [piece for piece in mine if self.inches * (piece.high - piece.low) / top >= _READABLE]
                 if high:
                     widest = max(high, key=lambda piece: piece.end_s - piece.start_s)
                     self._name(job, widest.start_s, widest.end_s, (widest.low + widest.high) / 2)
 
-    def _areas(self, pieces: Sequence[_Piece], colour: str) -> None:
+    def _areas(self, job: JobResult, pieces: Sequence[_Piece], colour: str) -> None:
         """A job's pieces, joined where they follow each other."""
         gaps = [i for i, (one, other) in enumerate(pairwise(pieces), 1) if other.start_s > one.end_s]
         for first, end in pairwise([0, *gaps, len(pieces)]):
             run = [*pieces[first:end], pieces[end - 1]]
             times = [*(piece.start_s for piece in run[:-1]), run[-1].end_s]
-            self.axes.fill_between(
+            area = self.axes.fill_between(
                 [at / self.unit_s for at in times],
                 [piece.low for piece in run],
                 [piece.high for piece in run],
@@ -265,6 +282,7 @@ class _CoresPanel(_Panel):
                 edgecolor="white",
                 linewidth=0.6,
             )
+            area.set_urls(list(self._leads(job).values()))
 
     def _ends(self, job: JobResult, pieces: Sequence[_Piece], end_s: float) -> None:
         """The dark parts of its attempts, and how they ended; where it went on in place, one sees that."""

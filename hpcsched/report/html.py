@@ -6,28 +6,23 @@ escapes all texts; here is what they say.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import UNSET
 
 from hpcsched.contract.seats import Seat
 from hpcsched.core.mechanisms.cpu.layout import cores_of, said_seats
-from hpcsched.core.model import Attempt, JobState
+from hpcsched.core.model import Attempt
 from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.printing import printable
-from hpcsched.report.drawing import INK, PALETTE, MissingExtra
 from hpcsched.report.idle import Idle
+from hpcsched.report.jobs import KINDS, JobDetail, sections
+from hpcsched.report.pieces import Section, Table, anchor, inline, or_dash, row, template
 from hpcsched.report.result import JobResult, Result
 from hpcsched.report.tables import duration, steps_done, stretches, time_format
 from hpcsched.store.batches import Decision
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +52,8 @@ class RunPage:
     """The data of a run's page.
 
     `state` is the run's, `notes` say what else a reader should know. `gantt` is the chart as an SVG document
-    (None: it could not be drawn). `efficiencies` are those of jobs by id, where they are known.
+    (None: it could not be drawn). `efficiencies` are those of jobs by id, where they are known. `details` are
+    the jobs that get a section of their own.
     """
 
     title: str
@@ -68,23 +64,24 @@ class RunPage:
     efficiencies: Mapping[int, float]
     histories: Sequence[BatchHistory] = ()
     configurations: Sequence[CoresHistory] = ()
+    details: Sequence[JobDetail] = ()
     notes: Sequence[str] = ()
 
     def html(self) -> str:
         """The whole page. Raises MissingExtra without jinja2."""
         numbers = count(1)
-        page = _template().render(
+        details = sections(self.details, numbers)
+        linked = {detail.job_id for detail in self.details}
+        page = template("page.html.jinja").render(
             page=self,
             tiles=self._headline(),
             resources=self._resources(),
-            gantt=None if self.gantt is None else _inline(self.gantt, next(numbers)),
-            jobs=_job_table(self.result, self.efficiencies) if self.result.jobs else None,
+            gantt=None if self.gantt is None else inline(self.gantt, next(numbers)),
+            jobs=_job_table(self.result, self.efficiencies, linked) if self.result.jobs else None,
+            details=details,
             idle=_idle_table(self.result.idle) if self.result.idle else None,
             configurations=[_of_cores(history, next(numbers)) for history in self.configurations],
             histories=[_of_batches(history, next(numbers)) for history in self.histories],
-            ink=INK,
-            orange=PALETTE[1],
-            blue=PALETTE[4],
         )
         return printable(page, lines=True)
 
@@ -105,7 +102,7 @@ class RunPage:
             *([("CPU cores", f"{sum(r.cores.values()):g}")] if r.cores else []),
             ("jobs completed", f"{r.jobs_completed} of {r.jobs_total}"),
             ("makespan" if over else "time so far", duration(r.makespan_s)),
-            ("mean JCT", _or_dash(None if r.mean_jct_s is None else duration(r.mean_jct_s))),
+            ("mean JCT", or_dash(None if r.mean_jct_s is None else duration(r.mean_jct_s))),
         ]
         if r.on_gpus:
             tiles += [("GPU-hours", f"{r.gpu_hours:.2f}"), ("utilisation", f"{r.utilisation:.0%}")]
@@ -124,44 +121,7 @@ class RunPage:
         return tiles
 
 
-class _Cell(NamedTuple):
-    """A cell of a table; `kind` are its classes in the page's style."""
-
-    text: str
-    kind: str = ""
-
-
-class _Table(NamedTuple):
-    head: Sequence[_Cell]
-    rows: Sequence[Sequence[_Cell]]
-
-
-class _Section(NamedTuple):
-    """A section on one job: facts as (name, value), its figure, and a table below."""
-
-    title: str
-    facts: Sequence[tuple[str, str]]
-    figure: str
-    table: _Table | None = None
-
-
-def _template() -> Template:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingExtra("a page needs jinja2: install hpcsched[report]") from error
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("page.html.jinja")
-
-
-def _idle_table(idle: Idle) -> _Table | None:
+def _idle_table(idle: Idle) -> Table | None:
     """The GPU time that nobody used, by host; None if it was all used."""
     if not idle.gpu_hours and not idle.given_back_gpu_hours:
         return None
@@ -176,7 +136,7 @@ def _idle_table(idle: Idle) -> _Table | None:
         f"given back {unit}".rstrip(),
     ]
     rows = [
-        _row(
+        row(
             [
                 name,
                 str(host.gpus),
@@ -189,10 +149,10 @@ def _idle_table(idle: Idle) -> _Table | None:
         )
         for name, host in idle.hosts.items()
     ]
-    return _Table(_row(heads, {0: "left"}), rows)
+    return Table(row(heads, {0: "left"}), rows)
 
 
-def _job_table(result: Result, efficiencies: Mapping[int, float]) -> _Table:
+def _job_table(result: Result, efficiencies: Mapping[int, float], linked: Container[int]) -> Table:
     jobs, now_s = result.jobs, max(result.makespan_s, result.background_end_s or 0.0)
     metrics = sorted({name for job in jobs for name in job.metrics})
     unit, clock = time_format(t for job in jobs for t in _times(job) if t is not None)
@@ -208,28 +168,21 @@ def _job_table(result: Result, efficiencies: Mapping[int, float]) -> _Table:
             *map(clock, _times(job)),
             steps_done(job),
             str(job.suspensions),
-            _or_dash(_overhead(job, now_s)),
-            _or_dash(f"{efficiencies[job.id]:.0%}" if job.id in efficiencies else None),
+            or_dash(_overhead(job, now_s)),
+            or_dash(f"{efficiencies[job.id]:.0%}" if job.id in efficiencies else None),
         ]
         for name in metrics:
             value = job.metrics.get(name)
-            cells.append(_or_dash(None if value is None else f"{value:#.4g}"))
-        rows.append(_row(cells, {**_LEFT, 2: f"left {_KINDS.get(job.state, 'open')}"}))
-    return _Table(_row([*heads, *metrics], _LEFT), rows)
+            cells.append(or_dash(None if value is None else f"{value:#.4g}"))
+        line = [*row(cells, {**_LEFT, 2: f"left {KINDS.get(job.state, 'open')}"})]
+        if job.id in linked:
+            line[1] = line[1]._replace(link=anchor(job.id))
+        rows.append(line)
+    return Table(row([*heads, *metrics], _LEFT), rows)
 
 
 _LEFT = {1: "left name", 2: "left", 3: "left"}
 """Columns of text: their classes."""
-
-_KINDS = {
-    JobState.COMPLETED: "good",
-    JobState.CANCELLED: "gone",
-    **{state: "bad" for state in JobState if state.failed},
-}
-
-
-def _row(cells: Sequence[str], kinds: Mapping[int, str]) -> Sequence[_Cell]:
-    return [_Cell(text, kinds.get(column, "")) for column, text in enumerate(cells)]
 
 
 def _times(job: JobResult) -> tuple[float | None, ...]:
@@ -242,7 +195,7 @@ def _overhead(job: JobResult, now_s: float) -> str | None:
     return f"{job.overhead_s / held_s:.1%}" if held_s > 0 else None
 
 
-def _of_cores(history: CoresHistory, number: int) -> _Section:
+def _of_cores(history: CoresHistory, number: int) -> Section:
     """A job's configurations: what it came to, the figure, and what led from one to the next."""
     attempts, last = history.attempts, history.attempts[-1]
     facts = [
@@ -257,7 +210,7 @@ def _of_cores(history: CoresHistory, number: int) -> _Section:
     unit, clock = time_format(attempt.start_s for attempt in attempts)
     heads = [f"from {unit}".rstrip(), "servers", "workers", "cores", "steps/s", "efficiency", "why"]
     rows = [
-        _row(
+        row(
             [
                 clock(attempt.start_s),
                 _shares([seat for seat in attempt.seats if seat.server]),
@@ -265,14 +218,14 @@ def _of_cores(history: CoresHistory, number: int) -> _Section:
                 f"{cores_of(attempt.seats):.4g}",
                 f"{attempt.usage.rate:.4g}" if attempt.usage else "-",
                 _efficiency(attempt),
-                _or_dash(str(attempt.why) if attempt.why else None),
+                or_dash(str(attempt.why) if attempt.why else None),
             ],
             {6: "left why"},
         )
         for attempt in attempts
     ]
-    table = _Table(_row(heads, {6: "left"}), rows)
-    return _Section(f"Job {history.job_id}: {history.name}", facts, _inline(history.svg, number), table)
+    table = Table(row(heads, {6: "left"}), rows)
+    return Section(f"Job {history.job_id}: {history.name}", facts, inline(history.svg, number), table)
 
 
 def _shares(seats: Sequence[Seat]) -> str:
@@ -286,7 +239,7 @@ def _efficiency(attempt: Attempt) -> str:
     return f"{sum(attempt.usage.cpu) / cores_of(attempt.seats):.0%}" if attempt.usage else "-"
 
 
-def _of_batches(history: BatchHistory, number: int) -> _Section:
+def _of_batches(history: BatchHistory, number: int) -> Section:
     """A job's batches: where they are and what they follow, and the figure."""
     first, last, options = history.decisions[0], history.decisions[-1], history.options
     batch = f"{first.global_batch} samples"
@@ -305,14 +258,4 @@ def _of_batches(history: BatchHistory, number: int) -> _Section:
     facts.append(("learning rate", f"x {last.factor:.3g}"))
     if last.loss is not None:
         facts.append(("loss", f"{last.loss:.4g}"))
-    return _Section(f"Job {history.job_id}: {history.name}", facts, _inline(history.svg, number))
-
-
-def _inline(svg: str, number: int) -> str:
-    """An SVG document as an element of a page that has others: its ids are those of figure `number`."""
-    element = svg[svg.index("<svg") :]
-    return re.sub(r'(<[^<>]*?\bid="|url\(#|href="#)', rf"\1f{number}-", element)
-
-
-def _or_dash(text: str | None) -> str:
-    return "-" if text is None else text
+    return Section(f"Job {history.job_id}: {history.name}", facts, inline(history.svg, number))

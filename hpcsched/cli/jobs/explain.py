@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import click
 import msgspec
@@ -33,11 +36,12 @@ from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.needs import said_time
 from hpcsched.core.plan import Plan
+from hpcsched.core.reasons import Reason
 from hpcsched.core.saving import how_suspended
 from hpcsched.durations import clock
 from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
 from hpcsched.store.rundir import RunDir
-from hpcsched.store.status import read_status
+from hpcsched.store.status import CoresStatus, read_status
 
 
 @click.command()
@@ -53,7 +57,6 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     """
     from hpcsched.policy import make_policy
     from hpcsched.store.replay import replay
-    from hpcsched.store.snapshot import cores_status
 
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
@@ -77,14 +80,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
                 f"{job!r} is an array of {plural(len(array), 'job')}: name one, such as {array[0]}"
             )
         raise UnknownJob(f"no job {job!r}; `hpcsched status --states all` lists them")
-    reason = machine.waiting_reason(found) or found.reason
-    if found.state.active and found.current.why:
-        reason = found.current.why
-    on_cores = cores_status(found)
-    following, needs = what_is_next(machine, found), _needs(machine, found)
-    saves = _saves(rundir, machine, found)
-    processes = machine.estimates.shape(found) if found.spec.kind is Kind.COMMAND and not on_cores else None
-    plans = about_burst.compared(rundir, found) if found.state.active else None
+    told = explanation(rundir, machine, found)
     if as_json:
         story = [
             {
@@ -100,45 +96,86 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
             "id": found.id,
             "name": found.spec.name,
             "state": found.state,
-            "reason": {"code": str(reason.why), "text": str(reason)} if reason else None,
+            "reason": {"code": str(told.reason.why), "text": str(told.reason)} if told.reason else None,
             "role": found.role,
             "gpus": list(found.current.gpus) if found.state.active else [],
-            "processes": str(processes) if processes else None,
-            "saves": saves or None,
-            "needs": needs or None,
-            "next": following,
+            "processes": told.processes or None,
+            "saves": told.saves or None,
+            "needs": told.needs or None,
+            "next": told.following,
             "story": story,
-            **({"cores": on_cores} if on_cores else {}),
-            **({"plans": plans} if plans else {}),
+            **({"cores": told.cores} if told.cores else {}),
+            **({"plans": told.plans} if told.plans else {}),
         }
         sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
         return code_of(rundir)
     say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
-    if reason:
-        say(f"  because: {reason}")
-    now = [*about_cpu.as_it_is(on_cores), *about_sharing.as_it_is(machine, found)]
-    now += about_burst.as_it_is(plans)
-    for line in [*about_batches.as_it_is(rundir, found.id), *now]:
-        say(f"  now: {line}")
-    if saves:
-        say(f"  saving: {saves}")
-    if processes:
-        say(f"  processes: {processes}")
-    for line in needs:
-        say(f"  needs: {line}")
-    for line in following:
-        say(f"  next: {line}")
+    for what, line in told.lines():
+        say(f"  {what}: {line}")
     say("story (time into the run):")
-    for note in found.story:
-        say(f"  {clock(note.at):>10}  {note.reason}")
+    for at, line in story_of(found):
+        say(f"  {at:>10}  {line}")
     return code_of(rundir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What can be said of a job besides its story; `now` is what it does, `following` what is next for it."""
+
+    reason: Reason | None
+    cores: CoresStatus | None
+    now: Sequence[str]
+    saves: str
+    processes: str
+    needs: Sequence[str]
+    following: Sequence[str]
+    plans: Mapping[str, Any] | None
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The same for people, line by line, as (what it is about, words)."""
+        lines = [("because", str(self.reason))] if self.reason else []
+        lines += [("now", line) for line in self.now]
+        lines += [("saving", self.saves)] if self.saves else []
+        lines += [("processes", self.processes)] if self.processes else []
+        lines += [("needs", line) for line in self.needs]
+        return lines + [("next", line) for line in self.following]
+
+
+def explanation(rundir: RunDir, machine: Machine, job: Job) -> Explanation:
+    """What can be said of a job, by the journal and, where the agent lives, by its snapshot."""
+    from hpcsched.store.snapshot import cores_status
+
+    active = job.state.active
+    reason = machine.waiting_reason(job) or job.reason
+    if active and job.current.why:
+        reason = job.current.why
+    cores = cores_status(job)
+    plans = about_burst.compared(rundir, job) if active else None
+    now = about_batches.as_it_is(rundir, job.id) if active else []
+    now += [*about_cpu.as_it_is(cores), *about_sharing.as_it_is(machine, job), *about_burst.as_it_is(plans)]
+    is_command = job.spec.kind is Kind.COMMAND and not cores
+    return Explanation(
+        reason=reason,
+        cores=cores,
+        now=now,
+        saves=_saves(rundir, machine, job),
+        processes=str(machine.estimates.shape(job)) if is_command else "",
+        needs=_needs(machine, job),
+        following=what_is_next(machine, job),
+        plans=plans,
+    )
+
+
+def story_of(job: Job) -> list[tuple[str, str]]:
+    """What the job went through, as (time into the run, words)."""
+    return [(clock(note.at), str(note.reason)) for note in job.story]
 
 
 def _saves(rundir: RunDir, machine: Machine, job: Job) -> str:
     """How a job that saves by itself is suspended, and what that costs: now, where the agent lives."""
     if not job.state.active:
         return ""
-    with contextlib.suppress(StoreError):
+    with contextlib.suppress(NoSuchRun, StoreError):
         page = read_status(rundir)
         if not page.run.stale:
             return next((one.saves for one in page.jobs if one.id == job.id), "")

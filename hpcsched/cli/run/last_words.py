@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections import Counter
@@ -18,6 +19,10 @@ from hpcsched.errors import BadInput, ConfigError, HpcschedError
 
 TAIL_LINES = 10
 TAIL_BYTES = 2**16
+TAIL_CHARACTERS = 300
+
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+"""What has a terminal change its colours: without one it is noise."""
 
 
 def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:
@@ -83,10 +88,16 @@ def _tell_failure(life: Any, job_id: int) -> None:
     path = life.outputs.get(job_id)
     if path is None:
         return
+    if lines := last_lines(path):
+        say(f"  the last lines of {path}:", err=True)
+    for line in lines:
+        say(f"    {line}", err=True)
+
+
+def last_lines(path: Path) -> list[str]:
+    """The last lines of a job's output, each cut where it is long; none where it cannot be read."""
     try:
         lines = read_tail(path, TAIL_BYTES).splitlines()[-TAIL_LINES:]
     except (OSError, BadInput):  # it may write to a terminal or a pipe
-        return
-    say(f"  the last lines of {path}:", err=True)
-    for line in lines:
-        say(f"    {line[:300]}", err=True)
+        return []
+    return [_COLOURS.sub("", line)[:TAIL_CHARACTERS] for line in lines]

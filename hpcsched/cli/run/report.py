@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from hpcsched.store.rundir import RunDir
 
 MOST_FIGURES = 100
-"""Most jobs whose batches are drawn, and most whose CPU cores are: more take minutes, and are not read."""
+"""Most jobs with a section of their own, whose batches are drawn, and whose CPU cores are: more take minutes,
+and are not read."""
 
 
 @click.command()
@@ -54,7 +56,7 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: P
     from hpcsched.store.files import write_atomically
     from hpcsched.store.replay import replay
 
-    rundir = find_run(ctx, dir_)
+    rundir = _plain(find_run(ctx, dir_))
     with hint_at_runs(ctx, dir_):
         rundir.require()
     path = output or rundir.root / "report.html"
@@ -83,6 +85,16 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: P
     click.echo(path)
 
 
+def _plain(rundir: RunDir) -> RunDir:
+    """The run by its path without `..`, unless that is another place, as it is behind symbolic links."""
+    from hpcsched.store.rundir import RunDir
+
+    normal = Path(os.path.normpath(rundir.root))
+    with suppress(OSError):  # one of them is not there
+        return RunDir(normal) if normal.samefile(rundir.root) else rundir
+    return rundir
+
+
 def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
     """Steps per GPU-second over those on one GPU by the model's profile, or as seen in this run.
 
@@ -100,6 +112,7 @@ def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
 def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     """The page; its figures are left in the folder."""
     from hpcsched.cli.jobs.explain_run import next_lines
+    from hpcsched.cli.run.report_jobs import details_of
     from hpcsched.cli.run.results import result_of
     from hpcsched.cli.run.simulate import MOST_DRAWN
     from hpcsched.cli.run.simulation_inputs import MOST_KEPT
@@ -109,13 +122,14 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     state, notes = _state(rundir, machine)
     notes += next_lines(machine, rundir.root, rundir.read_record())
     many = len(machine.run.jobs)
+    details = details_of(rundir, machine, MOST_FIGURES)
     result = result_of(machine, label="" if machine.run.finished else "so far", keep_jobs=many <= MOST_KEPT)
     gantt = None
     if many > MOST_DRAWN:
         listed = "" if result.jobs else " or listed"
         notes.append(f"{plural(many, 'job')} are too many to be drawn{listed}")
     else:
-        gantt_svg([result], folder / "gantt.svg")
+        gantt_svg([result], folder / "gantt.svg", links={detail.job_id for detail in details})
         gantt = (folder / "gantt.svg").read_text(encoding="utf-8")
     efficiencies = {
         job.id: value
@@ -128,6 +142,8 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     configurations, left_out = _configurations(machine, folder)
     if left_out:
         notes.append(f"the configurations of {plural(left_out, 'more job')} are left out")
+    if len(details) < many:
+        notes.append(f"{plural(many - len(details), 'more job')} have no section of their own")
     return RunPage(
         title=f"hpcsched: {rundir.root}",
         state=state,
@@ -137,6 +153,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
         efficiencies=efficiencies,
         histories=histories,
         configurations=configurations,
+        details=details,
         notes=notes,
     ).html()
 

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,14 @@ def write_batches(rundir: RunDir, job_id: int, steps: int = 5) -> None:
     (folder / "batches.jsonl").write_text("\n".join(lines) + '\n{"t": 1')
 
 
-def a_run(driver: Driver, state: str = "", *, alive: bool = True, name: str = "hpcsched-run") -> RunDir:
+def a_run(
+    driver: Driver,
+    state: str = "",
+    *,
+    alive: bool = True,
+    name: str = "hpcsched-run",
+    outputs: Sequence[int] = (),
+) -> RunDir:
     """What an agent leaves, or has written so far: the journal and, with a `state`, the rest."""
     rundir = RunDir(Path(name).absolute())
     rundir.make()
@@ -70,6 +77,8 @@ def a_run(driver: Driver, state: str = "", *, alive: bool = True, name: str = "h
         )
         rundir.write_record(record)
         writer = SnapshotWriter(rundir, driver.machine, allocation={"kind": "none"}, speed=1.0, user="me")
+        for job_id in outputs:
+            writer.output_of(job_id, str(rundir.job(job_id) / "its.out"))
         writer.write(state, driver.now)
     return rundir
 
@@ -227,6 +236,51 @@ def test_many_jobs_are_listed_but_not_drawn(monkeypatch: pytest.MonkeyPatch) -> 
     assert cells(text, "one") and "<svg" not in (rundir.root / "report.html").read_text()
     monkeypatch.setattr("hpcsched.cli.run.simulation_inputs.MOST_KEPT", 2)
     assert "3 jobs are too many to be drawn or listed" in made()
+
+
+def failed() -> Driver:
+    """`good` is done, `bad` has failed; `next` waited for it."""
+    jobs = a_job("good"), a_job("bad", retries=0, command=("train", "a b")), a_job("next", after=("bad",))
+    driver = Driver(*jobs, gpus=2, profiles=(a_profile("m", [10.0]),))
+    for name, code in (("good", 0), ("bad", 137)):
+        driver.runs(name)
+        driver.now += 10.0
+        driver.exits(name, code, 100, 100)
+    return driver
+
+
+def test_a_job_that_failed_says_why_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    rundir = a_run(failed(), "FINISHED", outputs=(2,))
+    rundir.job(2).mkdir(parents=True)
+    (rundir.job(2) / "its.out").write_bytes(
+        b"x\n" * 10**5 + b"\x1b[31m<script>no room\x1b[0m\x07\xff\n" + b"y" * 10**4 + b"\n"
+    )
+    text = made()
+    section = text.partition("|2 bad|")[2].partition("|1 good|")[0]
+    assert section.startswith("FAILED|") and "|exit|137, as after SIGKILL|" in section
+    assert f"Last lines of {rundir.job(2)}/its.out|" in section
+    assert "submitted|" in section and "ended with exit code 137" in section
+    page = (rundir.root / "report.html").read_text()
+    assert "&lt;script&gt;no room\\x07" in page and "y" * 301 not in page and len(page) < 10**6
+    for number in (1, 2, 3):
+        assert page.count(f'id="job-{number}"') == 1
+    assert 'href="#job-2"' in page.partition("<svg")[2].partition("</svg>")[0]
+    assert '<a href="#job-2">bad</a>' in page
+    monkeypatch.setattr("hpcsched.cli.run.report.MOST_FIGURES", 1)
+    text = made()
+    assert "|2 bad|" in text and "|1 good|" not in text and "2 more jobs have no section" in text
+    assert 'href="#job-1"' not in (rundir.root / "report.html").read_text()
+
+
+def test_a_run_that_was_moved_has_its_logs_with_it_and_a_plain_title() -> None:
+    rundir = a_run(failed(), "FINISHED", outputs=(2,))
+    rundir.job(2).mkdir(parents=True)
+    (rundir.job(2) / "its.out").write_text("these words\n")
+    rundir.root.rename("moved")
+    text = made("--dir", "moved/../moved")
+    assert f"|hpcsched: {Path.cwd() / 'moved'}|" in text and "these words" in text
+    Path("link").symlink_to("moved/jobs")
+    assert f"|hpcsched: {Path.cwd() / 'link/..'}|" in made("--dir", "link/..", "-o", "p.html")
 
 
 def test_there_is_no_run() -> None:
