@@ -110,9 +110,9 @@ class RunPage:
                 tiles.append(("GPU-hours idle", f"{r.idle.gpu_hours:.2f}"))
         if r.core_hours is not UNSET:
             tiles.append(("core-hours", f"{r.core_hours:.2f}"))
-        tiles += [
-            ("overhead", f"{r.overhead_share:.1%}"),
-        ]
+        tiles.append(("overhead", f"{r.overhead_of_held:.1%}"))
+        if r.lost_of_held:
+            tiles.append(("work lost", f"{r.lost_of_held:.1%}"))
         if r.gap is not None:
             tiles.append(("above the bound", f"{r.gap:z.1%}"))
         if r.background_total:
@@ -157,7 +157,9 @@ def _job_table(result: Result, efficiencies: Mapping[int, float], linked: Contai
     metrics = sorted({name for job in jobs for name in job.metrics})
     unit, clock = time_format(t for job in jobs for t in _times(job) if t is not None)
     times = [f"{name} {unit}".rstrip() for name in ("submit", "start", "end", "JCT")]
-    heads = ["id", "name", "state", "GPUs", *times, "steps", "suspended", "overhead", "efficiency"]
+    heads = ["id", "name", "state", "GPUs", *times, "steps", "suspended", "overhead"]
+    lost = any(job.lost_s for job in jobs)
+    heads += [*(["lost"] if lost else []), "efficiency"]
     rows = []
     for job in jobs:
         cells = [
@@ -168,7 +170,7 @@ def _job_table(result: Result, efficiencies: Mapping[int, float], linked: Contai
             *map(clock, _times(job)),
             steps_done(job),
             str(job.suspensions),
-            or_dash(_overhead(job, now_s)),
+            *(or_dash(text) for text in _unused(job, now_s)[: 1 + lost]),
             or_dash(f"{efficiencies[job.id]:.0%}" if job.id in efficiencies else None),
         ]
         for name in metrics:
@@ -189,10 +191,11 @@ def _times(job: JobResult) -> tuple[float | None, ...]:
     return job.submit_s, job.start_s, job.end_s, job.jct_s
 
 
-def _overhead(job: JobResult, now_s: float) -> str | None:
-    """The share of the time on GPUs or cores that was no training; None if there was no such time."""
+def _unused(job: JobResult, now_s: float) -> list[str | None]:
+    """The shares of the time on GPUs or cores that were no training, and training that was lost; None if
+    there was no such time."""
     held_s = sum((now_s if a.end_s is None else a.end_s) - a.start_s for a in job.attempts)
-    return f"{job.overhead_s / held_s:.1%}" if held_s > 0 else None
+    return [f"{part_s / held_s:.1%}" if held_s > 0 else None for part_s in (job.overhead_s, job.lost_s)]
 
 
 def _of_cores(history: CoresHistory, number: int) -> Section:

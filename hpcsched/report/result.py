@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from hpcsched.core.mechanisms.cpu.layout import cores_of
-from hpcsched.core.model import NOTHING, Attempt, Ended, JobSpec, JobState
+from hpcsched.core.model import NOTHING, Attempt, Ended, JobState
 from hpcsched.report.idle import Idle
+from hpcsched.report.measures import J, JobRecord, Measures, Tally, completion_s, measure
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +54,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     without the first start, which no policy can avoid. `wait_s` is how long it waited for its first
     start (None: there was none), `queued_s` all its time without GPUs until it ended, the waits
     between attempts too (None unless COMPLETED). `switches` counts its moves: suspensions that
-    resumed, and resizes. `core_hours` is left out for jobs on GPUs.
+    resumed, and resizes. `core_hours` is left out for jobs on GPUs. `lost_s` are the seconds of training
+    whose steps are lost.
     """
 
     id: int
@@ -80,11 +78,12 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     queued_s: float | None = None
     switches: int = 0
     core_hours: float | UnsetType = UNSET
+    lost_s: float = 0.0
 
     @property
     def jct_s(self) -> float | None:
         """Job completion time: seconds from submission to completion; None unless COMPLETED."""
-        return _jct(self.state, self.submit_s, self.end_s)
+        return completion_s(self.state, self.submit_s, self.end_s)
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +93,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     makespan is above `lower_bound_s`, as a share of the bound, and `jct_gap` the same of the mean JCT and
     `mean_jct_bound_s`; None without a bound. `jobs` is empty where only the measures were asked for.
     `idle` is the GPU time that nobody used, left out where only the measures were asked for.
-    `core_hours`, and by host the `cores` for jobs on CPU cores, are left out where there were no such jobs.
+    What is about cores (by host `cores`, those for jobs on CPU cores) is left out where there were no such
+    jobs.
     """
 
     schema: int = 1
@@ -124,7 +124,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     background_mean_jct_s: float | None = None
     background_end_s: float | None = None
     background_gpu_hours: float = 0.0
+    overhead_gpu_hours: float = 0.0
+    lost_gpu_hours: float = 0.0
     core_hours: float | UnsetType = UNSET
+    overhead_core_hours: float | UnsetType = UNSET
+    lost_core_hours: float | UnsetType = UNSET
     cores: dict[str, float] | UnsetType = UNSET
     idle: Idle | UnsetType = UNSET
     jobs: tuple[JobResult, ...]
@@ -139,33 +143,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         """Whether there is something to tell of GPUs: jobs on CPU cores alone have used none."""
         return self.core_hours is UNSET or self.gpu_hours + self.background_gpu_hours > 0
 
+    @property
+    def overhead_of_held(self) -> float:
+        """The share of the time on GPUs (in a run without: on cores) that was overhead, 0 to 1."""
+        return _share(self.overhead_gpu_hours, self.overhead_core_hours, self)
 
-class JobRecord(Protocol):
-    """The facts of a job that `summarise` reads."""
-
     @property
-    def id(self) -> int: ...
-    @property
-    def spec(self) -> JobSpec: ...
-    @property
-    def submit_s(self) -> float: ...
-    @property
-    def started_s(self) -> float | None: ...
-    @property
-    def ended_s(self) -> float | None: ...
-    @property
-    def state(self) -> JobState: ...
-    @property
-    def step(self) -> int | None: ...
-    @property
-    def steps_repeated(self) -> int | None: ...
-    @property
-    def attempts(self) -> Sequence[Attempt]: ...
-    @property
-    def metrics(self) -> Mapping[str, float | None]: ...
+    def lost_of_held(self) -> float:
+        """The share of that time whose steps are lost, 0 to 1."""
+        return _share(self.lost_gpu_hours, self.lost_core_hours, self)
 
 
-J = TypeVar("J", bound=JobRecord)
+def _share(gpu_hours: float, core_hours: float | UnsetType, result: Result) -> float:
+    part, all_of_it = (gpu_hours, result.gpu_hours) if result.on_gpus else (core_hours, result.core_hours)
+    return (part or 0.0) / all_of_it if all_of_it else 0.0
 
 
 def summarise(
@@ -177,6 +168,7 @@ def summarise(
     lower_bound_s: float | None = None,
     mean_jct_bound_s: float | None = None,
     overheads: Callable[[J, Attempt], float] = lambda job, attempt: 0.0,
+    losses: Callable[[J, Attempt], float] = lambda job, attempt: 0.0,
     held_from_s: Callable[[J, Attempt], float | None] = lambda job, attempt: attempt.start_s,
     downtime_s: float = 0.0,
     now_s: float = 0.0,
@@ -202,6 +194,8 @@ def summarise(
         a lost host do not count.
     gpu_hours: leased GPUs x time, summed over the attempts.
     core_hours: CPU cores x time of the jobs on CPU cores, summed over the attempts.
+    overhead_gpu_hours, overhead_core_hours: the parts of these in starts, resumes, suspends and changes.
+    lost_gpu_hours, lost_core_hours: the parts of these in training whose steps are lost.
     utilisation: leased GPU-seconds as a share of gpus x makespan, less what GPUs of hosts that were given
         back were not in the run for; 0 without GPUs.
     overhead_share: seconds of all starts, resumes and suspends, and of standing still for changes in
@@ -217,6 +211,7 @@ def summarise(
         lower_bound_s, mean_jct_bound_s: what no schedule's makespan and mean JCT can be below
             (`sim.bounds`), if known.
         overheads: seconds that a job spent on start or resume, and on suspend or change, in an attempt.
+        losses: seconds that it trained in an attempt without that its steps were kept.
         held_from_s: since when an attempt counts as the one that uses its GPUs; None for one that is only
             trained together with another's.
         downtime_s: seconds without an agent; not part of the run's clock.
@@ -230,10 +225,10 @@ def summarise(
     guests = [job for job in jobs if job.spec.background]
     foreground = [job for job in jobs if not job.spec.background] or jobs
     end_s, last_s = _end(foreground, now_s), _end(guests, now_s)
-    tally, beside = _Tally(), _Tally()
+    tally, beside = Tally(), Tally()
     kept = []
     for job in jobs:
-        measures = _measure(job, overheads, held_from_s, max(end_s, last_s))
+        measures = measure(job, overheads, losses, held_from_s, max(end_s, last_s))
         if job.spec.background:
             beside.add(measures)
         if not job.spec.background or len(guests) == len(jobs):
@@ -250,7 +245,7 @@ def summarise(
         mean_jct_s=mean_jct_s,
         gpu_hours=tally.gpu_hours,
         utilisation=tally.gpu_hours * 3600 / there_s if there_s > 0 else 0.0,
-        overhead_share=tally.overhead_s / end_s if end_s else 0.0,
+        overhead_share=tally.overhead.seconds / end_s if end_s else 0.0,
         lower_bound_s=lower_bound_s,
         gap=_gap(end_s, lower_bound_s),
         mean_jct_bound_s=mean_jct_bound_s,
@@ -269,7 +264,11 @@ def summarise(
         background_mean_jct_s=_mean(beside.jcts),
         background_end_s=last_s if guests else None,
         background_gpu_hours=beside.gpu_hours,
+        overhead_gpu_hours=tally.overhead.gpu_s / 3600,
+        lost_gpu_hours=tally.lost.gpu_s / 3600,
         core_hours=tally.core_hours,
+        overhead_core_hours=UNSET if tally.core_hours is UNSET else tally.overhead.core_s / 3600,
+        lost_core_hours=UNSET if tally.core_hours is UNSET else tally.lost.core_s / 3600,
         idle=idle,
         cores=dict(cores) if tally.core_hours is not UNSET else UNSET,
         jobs=tuple(kept),
@@ -279,45 +278,6 @@ def summarise(
 def to_json(results: Sequence[Result]) -> bytes:
     """One result as it is; several as {"schema": 1, "results": [...]}, in their order."""
     return msgspec.json.encode(results[0] if len(results) == 1 else {"schema": 1, "results": results})
-
-
-@dataclass(slots=True)
-class _Measures:
-    """Measures of one job: `leased_s` in GPU-seconds, `overheads` attempt by attempt."""
-
-    leased_s: float
-    core_hours: float | UnsetType
-    overheads: list[float]
-    switches: int
-    jct_s: float | None
-    wait_s: float | None
-    queued_s: float | None
-
-
-@dataclass(slots=True)
-class _Tally:
-    """The measures of the jobs so far."""
-
-    gpu_hours: float = 0.0
-    core_hours: float | UnsetType = UNSET
-    overhead_s: float = 0.0
-    switches: int = 0
-    jcts: array[float] = field(default_factory=lambda: array("d"))
-    waits: array[float] = field(default_factory=lambda: array("d"))
-    queued: array[float] = field(default_factory=lambda: array("d"))
-
-    def add(self, job: _Measures) -> None:
-        self.gpu_hours += job.leased_s / 3600
-        if job.core_hours is not UNSET:
-            self.core_hours = (self.core_hours or 0.0) + job.core_hours
-        self.overhead_s += sum(job.overheads)
-        self.switches += job.switches
-        if job.jct_s is not None:
-            self.jcts.append(job.jct_s)
-        if job.wait_s is not None:
-            self.waits.append(job.wait_s)
-        if job.queued_s is not None:
-            self.queued.append(job.queued_s)
 
 
 def _end(jobs: Iterable[JobRecord], now_s: float) -> float:
@@ -330,36 +290,7 @@ def _end(jobs: Iterable[JobRecord], now_s: float) -> float:
     return end_s
 
 
-def _measure(
-    job: J,
-    overheads: Callable[[J, Attempt], float],
-    held_from_s: Callable[[J, Attempt], float | None],
-    now_s: float,
-) -> _Measures:
-    leased_s = held_s = core_s = 0.0
-    switches, before = 0, None
-    for attempt in job.attempts:
-        end_s = now_s if attempt.end_s is None else attempt.end_s
-        lasted_s = end_s - attempt.start_s
-        if (from_s := held_from_s(job, attempt)) is not None:
-            leased_s += len(attempt.gpus) * (end_s - from_s)
-        held_s += lasted_s
-        core_s += cores_of(attempt.seats) * lasted_s
-        switches += before in (Ended.SUSPENDED, Ended.RESIZED)
-        before = attempt.ended
-    jct_s = _jct(job.state, job.submit_s, job.ended_s)
-    return _Measures(
-        leased_s=leased_s,
-        core_hours=UNSET if job.spec.cpus is None else core_s / 3600,
-        overheads=[overheads(job, attempt) for attempt in job.attempts],
-        switches=switches,
-        jct_s=jct_s,
-        wait_s=None if job.started_s is None else job.started_s - job.submit_s,
-        queued_s=None if jct_s is None else max(0.0, jct_s - held_s),
-    )
-
-
-def _job(job: JobRecord, measures: _Measures) -> JobResult:
+def _job(job: JobRecord, measures: Measures) -> JobResult:
     attempts = tuple(_attempt(a, s) for a, s in zip(job.attempts, measures.overheads, strict=True))
     overhead_s = sum(measures.overheads)
     return JobResult(
@@ -383,6 +314,7 @@ def _job(job: JobRecord, measures: _Measures) -> JobResult:
         queued_s=measures.queued_s,
         switches=measures.switches,
         core_hours=measures.core_hours,
+        lost_s=measures.lost.seconds,
     )
 
 
@@ -407,10 +339,6 @@ def _attempt(attempt: Attempt, overhead_s: float) -> AttemptResult:
         rate=usage.rate if usage else UNSET,
         why=str(attempt.why) if attempt.why else UNSET,
     )
-
-
-def _jct(state: JobState, submit_s: float, end_s: float | None) -> float | None:
-    return None if end_s is None or state is not JobState.COMPLETED else end_s - submit_s
 
 
 def _mean(values: Sequence[float]) -> float | None:

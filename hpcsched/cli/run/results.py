@@ -62,6 +62,7 @@ def result_of(
         lower_bound_s=bounds.makespan_s,
         mean_jct_bound_s=bounds.mean_jct_s,
         overheads=lambda job, attempt: overhead_s(machine, job, attempt),
+        losses=lambda job, attempt: lost_work_s(machine, job, attempt),
         held_from_s=machine.ledger.held_from_s,
         downtime_s=downtime_s,
         now_s=machine.run.now,
@@ -88,6 +89,27 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
     if cost is None:
         cost = 0.0 if attempt.ready_s is None else attempt.ready_s - attempt.start_s
     return min(cost, end_s - attempt.start_s - leaving_s) + leaving_s
+
+
+def lost_work_s(machine: Machine, job: Job, attempt: Attempt) -> float:
+    """Seconds of an attempt, besides its overhead, whose training came to nothing: its steps after the newest
+    checkpoint were done again, or never.
+
+    Steps of an attempt are taken to last equally long. Of one that failed and told no steps it is all: how
+    much its program had saved by itself is not known.
+    """
+    if attempt.ended not in (Ended.FAILED, Ended.LOST, Ended.SUSPENDED) or attempt.end_s is None:
+        return 0.0
+    following = job.attempts[attempt.number] if attempt.number < len(job.attempts) else None
+    kept = (following.from_step if following else job.saved_step or 0) - attempt.from_step
+    done = (attempt.to_step or 0) - attempt.from_step
+    if done <= 0:
+        share = float(attempt.ended is not Ended.SUSPENDED)
+    else:
+        share = 1.0 - min(1.0, max(0.0, kept / done))
+    if not share:
+        return 0.0
+    return share * (attempt.end_s - attempt.start_s - overhead_s(machine, job, attempt))
 
 
 def bounds_of(machine: Machine) -> Bounds:

@@ -116,6 +116,22 @@ def test_the_measures_are_the_same_without_the_jobs():
     assert msgspec.structs.replace(whole, jobs=()) == lean
 
 
+def test_overhead_and_lost_work_of_jobs_side_by_side_are_shares_of_what_they_held():
+    wide = Job(id=1, attempts=[attempt(1, 4, 0.0, 100.0)], overhead={1: 10.0})
+    failed = Job(id=2, attempts=[attempt(1, 1, 0.0, 100.0, Ended.FAILED)], overhead={1: 30.0})
+    result = summarise(
+        [wide, failed],
+        policy="p",
+        gpus=5,
+        overheads=overhead_of,
+        losses=lambda job, attempt: 70.0 if attempt.ended is Ended.FAILED else 0.0,
+    )
+    assert result.overhead_of_held == pytest.approx((4 * 10 + 30) / 500)
+    assert result.lost_of_held == pytest.approx(70 / 500)
+    assert result.overhead_share == pytest.approx(40 / 100)
+    assert [job.lost_s for job in result.jobs] == [0.0, 70.0]
+
+
 @pytest.mark.parametrize(
     ("ends", "switches"),
     [

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from simulatebench import make_place
 
 from hpcsched.cli.main import cli
+from hpcsched.cli.run.results import result_of
 from hpcsched.core.model import JobSpec, Kind, Training
 from hpcsched.errors import HpcschedError
 from hpcsched.store.journal import Journal
@@ -270,6 +271,23 @@ def test_a_job_that_failed_says_why_first(monkeypatch: pytest.MonkeyPatch) -> No
     text = made()
     assert "|2 bad|" in text and "|1 good|" not in text and "2 more jobs have no section" in text
     assert 'href="#job-1"' not in (rundir.root / "report.html").read_text()
+
+
+def test_work_that_a_failed_attempt_had_saved_is_not_lost() -> None:
+    driver = Driver(a_job("x", "m", 100, retries=1), a_job("silent", "m", None, retries=0), gpus=2)
+    driver.runs("x")
+    driver.runs("silent")
+    driver.now = 50.0
+    driver.exits("x", 1, 50, 20)
+    driver.exits("silent", 2)
+    driver.runs("x")
+    driver.now = 80.0
+    driver.exits("x", 0, 100, 100)
+    result = result_of(driver.machine)
+    assert [job.lost_s for job in result.jobs] == [pytest.approx(0.6 * 50), 50.0]
+    assert result.lost_of_held == pytest.approx((30 + 50) / 130)
+    a_run(driver, "FINISHED")
+    assert "|work lost|61.5%|" in made()
 
 
 def test_a_run_that_was_moved_has_its_logs_with_it_and_a_plain_title() -> None:
