@@ -53,7 +53,7 @@ class RunPage:
 
     `state` is the run's, `notes` say what else a reader should know. `gantt` is the chart as an SVG document
     (None: it could not be drawn). `efficiencies` are those of jobs by id, where they are known. `details` are
-    the jobs that get a section of their own.
+    the jobs that get a section of their own, `facts` are those on the run, as (name, words).
     """
 
     title: str
@@ -65,6 +65,7 @@ class RunPage:
     histories: Sequence[BatchHistory] = ()
     configurations: Sequence[CoresHistory] = ()
     details: Sequence[JobDetail] = ()
+    facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
 
     def html(self) -> str:

@@ -113,6 +113,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     """The page; its figures are left in the folder."""
     from hpcsched.cli.jobs.explain_run import next_lines
     from hpcsched.cli.run.report_jobs import details_of
+    from hpcsched.cli.run.report_run import facts_of
     from hpcsched.cli.run.results import result_of
     from hpcsched.cli.run.simulate import MOST_DRAWN
     from hpcsched.cli.run.simulation_inputs import MOST_KEPT
@@ -148,6 +149,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
         title=f"hpcsched: {rundir.root}",
         state=state,
         began=_began(machine, result),
+        facts=facts_of(rundir, machine),
         result=result,
         gantt=gantt,
         efficiencies=efficiencies,

@@ -159,6 +159,17 @@ def test_a_run_that_is_over() -> None:
     assert "gradient" in text and "|target 0.3|" in text and "|5|epoch|" in text
 
 
+def test_what_is_on_record_of_the_run_is_told() -> None:
+    rundir = a_run(going_on(), "RUNNING")
+    text = made()
+    assert "|hpcsched|0, on " in text and "|devices|cpu:2|" in text and "|host|n1: 2 x test|" in text
+    assert "batch job" not in text and "agents began" not in text
+    page = json.loads(rundir.status.read_bytes())
+    page["run"]["allocation"] = {"kind": "slurm", "id": "77", "cluster": "c1", "next": "78"}
+    rundir.status.write_text(json.dumps(page))
+    assert "|batch job|slurm 77 on c1; 78 goes on|" in made()
+
+
 def test_efficiency_is_told_only_where_one_gpu_was_measured() -> None:
     a_run(going_on(done=True), "FINISHED")
     assert cells(made(), "three")[9] == "-"

@@ -1,0 +1,81 @@
+"""What `hpcsched report` says of the run itself: only what its record, its journal or its snapshot hold."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from hpcsched.cli.common import plural
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import Device
+from hpcsched.errors import HpcschedError
+from hpcsched.printing import gpus
+from hpcsched.store.rundir import RunDir
+from hpcsched.store.status import read_status
+
+MOST_HOSTS = 16
+"""Hosts that are named one by one; of more the first, and how many they are."""
+
+MOST_LIVES = 10
+"""Agents whose times are told: the newest."""
+
+
+def facts_of(rundir: RunDir, machine: Machine) -> list[tuple[str, str]]:
+    """The facts on a run that has begun, as (name, words)."""
+    facts = [("run", machine.run.run_id)] if machine.run.run_id else []
+    facts += [("policy", _policy(machine)), *_by_record(rundir)]
+    facts += [("host", line) for line in _devices(machine.leftover.there_at_first)]
+    facts += [("lost", f"{gpus([index])}: {why}") for index, why in sorted(machine.ledger.lost.items())]
+    facts += [
+        ("CPU cores", f"{plural(len(cores.own), 'core')} on {host} for jobs without GPUs")
+        for host, cores in machine.ledger.host_cores.items()
+        if cores.own
+    ][:MOST_HOSTS]
+    lives = machine.run.lives
+    if len(lives) > 1:
+        times = [datetime.fromtimestamp(life.wall).astimezone() for life in lives[-MOST_LIVES:]]
+        shown = ", ".join(time.isoformat(sep=" ", timespec="seconds") for time in times)
+        more = f"{len(lives) - MOST_LIVES} earlier ones, then " if len(lives) > MOST_LIVES else ""
+        facts.append(("agents began", more + shown))
+    return facts
+
+
+def _policy(machine: Machine) -> str:
+    decisions = machine.decisions
+    options = ", ".join(f"{name}={value}" for name, value in decisions.options.items())
+    name = decisions.policy.name if decisions.policy else "-"
+    return name + (f" with {options}" if options else "")
+
+
+def _by_record(rundir: RunDir) -> Iterator[tuple[str, str]]:
+    """What the newest agent has written of itself."""
+    record = rundir.read_record()
+    if record is None:
+        return
+    yield "hpcsched", f"{record.version}, on {record.host}"
+    yield "devices", record.devices
+    if record.environment is not None:
+        yield "environment", f"{record.environment.kind} {record.environment.name}"
+    allocation = dict(record.allocation)
+    with contextlib.suppress(HpcschedError):  # without a snapshot the record alone
+        allocation |= read_status(rundir).run.allocation
+    kind, job_id = allocation.get("kind"), allocation.get("id")
+    if job_id:
+        cluster = f" on {allocation['cluster']}" if allocation.get("cluster") else ""
+        following = f"; {allocation['next']} goes on" if allocation.get("next") else ""
+        yield "batch job", f"{kind} {job_id}{cluster}{following}"
+
+
+def _devices(devices: Iterable[Device]) -> list[str]:
+    """The hosts with their devices, as the newest agent found them."""
+    hosts: dict[str, dict[str, int]] = {}
+    for device in devices:
+        memory = "" if device.memory_mib is None else f" with {device.memory_mib / 1024:.4g} GiB"
+        kinds = hosts.setdefault(device.host, {})
+        kinds[f"{device.kind}{memory}"] = kinds.get(f"{device.kind}{memory}", 0) + 1
+    lines = [
+        f"{host}: {', '.join(f'{count} x {kind}' for kind, count in kinds.items())}"
+        for host, kinds in list(hosts.items())[:MOST_HOSTS]
+    ]
+    return lines + ([f"and {len(hosts) - MOST_HOSTS} more hosts"] if len(hosts) > MOST_HOSTS else [])
