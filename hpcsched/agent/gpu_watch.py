@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hpcsched.agent.monitor import Monitor
     from hpcsched.core.resources.ledger import Ledger
     from hpcsched.devices.base import Sample
+    from hpcsched.store.device_use import UseRecord
 
 OLD_AFTER_S = 30.0
 """Samples that are late by more than this are not shown as present ones, and the log says so (chosen): NVML
@@ -40,6 +41,7 @@ class GpuWatch:
 
     Args:
         publish: takes what is known of each GPU, by its number.
+        keep: takes the time on the run's clock and new samples, for the record.
         tell: takes a line that people should see.
         clock: monotonic seconds.
     """
@@ -50,11 +52,12 @@ class GpuWatch:
         ledger: Ledger,
         *,
         publish: Callable[[Mapping[int, MeasuredGpu]], object],
+        keep: Callable[[float, Sequence[Sample]], object] = lambda at, samples: None,
         tell: Callable[[str], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monitor, self._ledger = monitor, ledger
-        self._publish, self._tell, self._clock = publish, tell, clock
+        self._publish, self._keep, self._tell, self._clock = publish, keep, tell, clock
         self._old_after_s = monitor.interval_s + OLD_AFTER_S
         self._unknown_after_s = monitor.interval_s + UNKNOWN_AFTER_S
         self._newest: dict[int, Sample] = {}
@@ -92,6 +95,7 @@ class GpuWatch:
         self._look_at_ages()
         if samples is None:
             return []
+        self._keep(at, [sample for sample in samples if sample.gpu not in self._late])
         return [event for sample in samples if (event := self._judged(sample, at)) is not None]
 
     def _judged(self, sample: Sample, at: float) -> ev.Event | None:
@@ -145,6 +149,12 @@ class GpuWatch:
         if back := (self._late - late) & self._ledger.devices.keys():
             self._tell(f"samples of {gpus(back)} come again")
         self._late = late
+
+
+def keep_samples(record: UseRecord, at: float, samples: Sequence[Sample]) -> None:
+    """Put what samples have measured on record."""
+    measured = {sample.gpu: (sample.utilisation, sample.memory_mib) for sample in samples}
+    record.add(at, {gpu: use for gpu, use in measured.items() if use != (None, None)})
 
 
 def compute_modes(devices: Iterable[Device]) -> dict[ComputeMode, str]:

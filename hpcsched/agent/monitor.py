@@ -16,33 +16,6 @@ STALL_S = 5.0
 all of us were stopped, its thread too."""
 
 
-class UtilisationHistory:
-    """The utilisation of one device over time, in bounded memory.
-
-    It holds at most `most` means. When it is full, neighbours are merged, and each mean covers twice as many
-    samples: the whole run stays visible, ever more coarsely.
-    """
-
-    def __init__(self, most: int = 512) -> None:
-        self._most = most
-        self._pending: list[float] = []
-        self.stride = 1
-        """The number of samples in each mean."""
-        self.means: list[float] = []
-
-    def add(self, value: float) -> None:
-        """Add the utilisation of one sample."""
-        self._pending.append(value)
-        if len(self._pending) < self.stride:
-            return
-        self.means.append(sum(self._pending) / len(self._pending))
-        self._pending.clear()
-        if len(self.means) >= self._most:
-            pairs = zip(self.means[::2], self.means[1::2], strict=False)
-            self.means = [(a + b) / 2 for a, b in pairs]
-            self.stride *= 2
-
-
 class Monitor:
     """Calls `sample` every `interval_s` seconds; results are picked up by `take`.
 
@@ -63,7 +36,6 @@ class Monitor:
         self._taken_at = clock()
         self._results: SimpleQueue[Sequence[Sample]] = SimpleQueue()
         self._stop = threading.Event()
-        self.history: dict[int, UtilisationHistory] = {}
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
 
@@ -80,9 +52,6 @@ class Monitor:
         self._taken_at = now
         while not self._results.empty():
             newest = self._results.get()
-            for sample in newest:
-                if sample.utilisation is not None:
-                    self.history.setdefault(sample.gpu, UtilisationHistory()).add(sample.utilisation)
         if newest is not None:
             self.age_s = 0.0
         return newest

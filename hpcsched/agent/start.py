@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
-from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, prohibited
+from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, keep_samples, prohibited
 from hpcsched.agent.hosts import Hosts, describe_allocation, node_agent_times, node_agents, this_host
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
@@ -57,6 +58,7 @@ from hpcsched.core.shared_use import SharedUse
 from hpcsched.dialects import what_was_recognised
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
+from hpcsched.store.device_use import UseRecord
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
@@ -245,6 +247,7 @@ def run(
             monitor,
             machine.ledger,
             publish=lambda samples: setattr(snapshot, "samples", samples),
+            keep=partial(keep_samples, UseRecord(rundir.device_use)),
             tell=say,
         )
         memory = GpuMemory(hosts.free, tell=say, used_mib=gpu_watch.used_mib) if hosts.free else None

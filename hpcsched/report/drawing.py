@@ -26,9 +26,12 @@ SMALL = 8.0
 """The size of what is written beside a chart."""
 
 # Inches, of panels one below the other.
-_WIDTH, _LEFT, _RIGHT = 8.0, 0.9, 0.95
+PANELS = (8.0, 0.9, 0.95)
+"""The width of a figure, and what is left of its panels and right of them."""
+TIMELINE = (11.0, 0.65, 0.15)
+"""The same of figures over the time of a run, so that what was at one time is below each other."""
 _PANEL, _SPACE, _TOP, _BOTTOM = 1.25, 0.16, 0.32, 0.48
-_LABEL = 0.58  # from an axis to its label
+_LABEL, _MARGIN = 0.58, 0.2  # from an axis to its label, and from there to the edge
 
 _STYLE: Any = {
     "svg.hashsalt": "hpcsched",
@@ -75,19 +78,26 @@ def render(draw: Callable[[Figure], None], path: Path, **options: Any) -> None:
 
 
 def draw_panels(
-    figure: Figure, panels: Sequence[Panel], *, title: str, span: tuple[float, float], label: str
+    figure: Figure,
+    panels: Sequence[Panel],
+    *,
+    title: str,
+    span: tuple[float, float],
+    label: str,
+    sides: tuple[float, float, float] = PANELS,
 ) -> None:
     """Draw panels one below the other, on one axis that goes from `span[0]` to `span[1]`."""
+    whole, left, right = sides
     height = _TOP + _BOTTOM + len(panels) * _PANEL + (len(panels) - 1) * _SPACE
-    width = _WIDTH - _LEFT - _RIGHT
-    figure.set_size_inches(_WIDTH, height)
+    width = whole - left - right
+    figure.set_size_inches(whole, height)
     bottom = height - _TOP
     for number, panel in enumerate(panels):
         bottom -= _PANEL + (_SPACE if number else 0.0)
-        axes = figure.add_axes((_LEFT / _WIDTH, bottom / height, width / _WIDTH, _PANEL / height))
+        axes = figure.add_axes((left / whole, bottom / height, width / whole, _PANEL / height))
         _dress(axes)
         panel(axes)
-        axes.yaxis.set_label_coords(-_LABEL / width, 0.5)
+        axes.yaxis.set_label_coords(-min(_LABEL, left - _MARGIN) / width, 0.5)
         axes.set_xlim(*span)
         last = number == len(panels) - 1
         axes.tick_params(labelbottom=last)

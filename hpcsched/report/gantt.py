@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import UNSET
 
 from hpcsched.core.model import Ended, Role
-from hpcsched.report.drawing import FRAME, GRID, INK, PALETTE, save_svg, time_unit
+from hpcsched.report.drawing import FRAME, GRID, INK, PALETTE, TIMELINE, save_svg, time_unit
 from hpcsched.report.pieces import anchor
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.report.tables import headline
@@ -29,7 +29,7 @@ _MOST_IN_LEGEND = 12
 _LEGEND_COLUMNS = 7
 
 # Inches.
-_WIDTH, _LEFT, _RIGHT = 11.0, 0.65, 0.15
+_WIDTH, _LEFT, _RIGHT = TIMELINE
 _ROW, _PANEL_LEAST, _PANEL_MOST = 0.34, 0.5, 5.0
 _CORES, _CORES_LEAST, _CORES_MOST = 1.7, 0.5, 8.0  # a panel of cores, and all of them together
 _TITLE, _GAP, _AXIS, _LEGEND_LINE = 0.5, 0.25, 0.55, 0.2
@@ -76,8 +76,7 @@ def _draw(figure: Figure, results: Sequence[Result], links: Container[int]) -> N
     width = _WIDTH - _LEFT - _RIGHT
     figure.set_size_inches(_WIDTH, height)
 
-    span_s = 1.01 * max([_end_s(r) for r in results] + [r.lower_bound_s or 0.0 for r in results] + [0.0])
-    span_s = span_s or 1.0
+    span_s = span_of(results)
     unit, unit_s = time_unit(span_s)
     bottom = height
     for number, (result, host, above, inches) in enumerate(panels, 1):
@@ -352,6 +351,12 @@ def _handles(results: Sequence[Result], names: Mapping[int, str], colours: Mappi
     if any(result.lower_bound_s for result in results):
         handles.append(Line2D([], [], label="lower bound", **_BOUND))
     return handles
+
+
+def span_of(results: Sequence[Result]) -> float:
+    """The seconds that the time axis of these results has."""
+    ends = [max(_end_s(result), result.lower_bound_s or 0.0) for result in results]
+    return 1.01 * max(ends, default=0.0) or 1.0
 
 
 def _end_s(result: Result) -> float:

@@ -52,8 +52,9 @@ class RunPage:
     """The data of a run's page.
 
     `state` is the run's, `notes` say what else a reader should know. `gantt` is the chart as an SVG document
-    (None: it could not be drawn). `efficiencies` are those of jobs by id, where they are known. `details` are
-    the jobs that get a section of their own, `facts` are those on the run, as (name, words).
+    (None: it could not be drawn), `use` the same of how busy the devices were. `efficiencies` are those of
+    jobs by id, where they are known. `details` are the jobs that get a section of their own, `facts` are
+    those on the run, as (name, words).
     """
 
     title: str
@@ -64,6 +65,7 @@ class RunPage:
     efficiencies: Mapping[int, float]
     histories: Sequence[BatchHistory] = ()
     configurations: Sequence[CoresHistory] = ()
+    use: str | None = None
     details: Sequence[JobDetail] = ()
     facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
@@ -78,6 +80,7 @@ class RunPage:
             tiles=self._headline(),
             resources=self._resources(),
             gantt=None if self.gantt is None else inline(self.gantt, next(numbers)),
+            use=None if self.use is None else inline(self.use, next(numbers)),
             jobs=_job_table(self.result, self.efficiencies, linked) if self.result.jobs else None,
             details=details,
             idle=_idle_table(self.result.idle) if self.result.idle else None,

@@ -106,6 +106,11 @@ class RunDir:
         return self.root / "status.json"
 
     @property
+    def device_use(self) -> Path:
+        """How much the devices were used over time."""
+        return self.root / "device-use.jsonl"
+
+    @property
     def inbox(self) -> Path:
         """The folder of commands to the agent."""
         return self.root / "inbox"

@@ -114,10 +114,11 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     from hpcsched.cli.jobs.explain_run import next_lines
     from hpcsched.cli.run.report_jobs import details_of
     from hpcsched.cli.run.report_run import facts_of
+    from hpcsched.cli.run.report_use import drawn
     from hpcsched.cli.run.results import result_of
     from hpcsched.cli.run.simulate import MOST_DRAWN
     from hpcsched.cli.run.simulation_inputs import MOST_KEPT
-    from hpcsched.report.gantt import gantt_svg
+    from hpcsched.report.gantt import gantt_svg, span_of
     from hpcsched.report.html import RunPage
 
     state, notes = _state(rundir, machine)
@@ -137,6 +138,9 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
         for job in result.jobs
         if (value := efficiency(machine, machine.run.jobs[job.id], job.gpu_hours)) is not None
     }
+    use, left_out = drawn(rundir, machine, folder, span_s=span_of([result]))
+    if left_out:
+        notes.append(f"the use of the devices of {plural(left_out, 'more host')} is left out")
     histories, left_out = _histories(rundir, machine, folder)
     if left_out:
         notes.append(f"the batches of {plural(left_out, 'more job')} are left out")
@@ -152,6 +156,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
         facts=facts_of(rundir, machine),
         result=result,
         gantt=gantt,
+        use=use,
         efficiencies=efficiencies,
         histories=histories,
         configurations=configurations,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from hpcsched.agent.gpu_watch import MOST_LOSSES, OLD_AFTER_S, UNKNOWN_AFTER_S, WELL_FOR_S, GpuWatch
+from hpcsched.agent.gpu_watch import (
+    MOST_LOSSES,
+    OLD_AFTER_S,
+    UNKNOWN_AFTER_S,
+    WELL_FOR_S,
+    GpuWatch,
+    keep_samples,
+)
 from hpcsched.core import events as ev
 from hpcsched.devices import Sample
 from hpcsched.store.status import MeasuredGpu
@@ -26,15 +34,20 @@ class Played:
         self.now = self.age_s = 0.0
         self.said: list[str] = []
         self.shown: dict[int, MeasuredGpu] = {}
+        self.kept: dict[float, dict[int, Any]] = {}
         self._next: list[Sample] | None = None
         self.machine = Driver(gpus=gpus).machine
         self.health = GpuWatch(
             self,  # type: ignore[arg-type]
             self.machine.ledger,
             publish=lambda samples: setattr(self, "shown", samples),
+            keep=partial(keep_samples, self),  # type: ignore[arg-type]
             tell=self.said.append,
             clock=lambda: self.now,
         )
+
+    def add(self, at: float, gpus: dict[int, Any]) -> None:
+        self.kept[at] = gpus
 
     def take(self) -> list[Sample] | None:
         return self._next
@@ -146,3 +159,11 @@ def test_one_host_of_two_is_silent() -> None:
         1: MeasuredGpu(sample_age_s=40.0),
     }
     assert two.said[0].startswith("no sample of GPU 1 for 40 s")
+
+
+def test_what_was_measured_is_kept_and_what_is_old_or_unknown_is_not() -> None:
+    gpu = Played(gpus=2)
+    gpu.goes_on(PERIOD_S, GOOD, Sample(gpu=1))
+    gpu.goes_on(PERIOD_S)
+    gpu.goes_on(PERIOD_S, Sample(gpu=0, utilisation=1.0, age_s=OLD_AFTER_S + 2 * PERIOD_S), Sample(gpu=1))
+    assert gpu.kept == {PERIOD_S: {0: (0.5, 1024.0)}, 3 * PERIOD_S: {}}

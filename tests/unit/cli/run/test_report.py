@@ -20,6 +20,7 @@ from hpcsched.cli.main import cli
 from hpcsched.cli.run.results import result_of
 from hpcsched.core.model import JobSpec, Kind, Training
 from hpcsched.errors import HpcschedError
+from hpcsched.store.device_use import UseRecord
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
@@ -168,6 +169,21 @@ def test_what_is_on_record_of_the_run_is_told() -> None:
     page["run"]["allocation"] = {"kind": "slurm", "id": "77", "cluster": "c1", "next": "78"}
     rundir.status.write_text(json.dumps(page))
     assert "|batch job|slurm 77 on c1; 78 goes on|" in made()
+
+
+def test_the_use_of_devices_is_drawn_where_it_was_sampled() -> None:
+    rundir = a_run(going_on(), "RUNNING")
+    assert "Use of the devices" not in made()
+    record = UseRecord(rundir.device_use)
+    for at in (10.0, 20.0, 9000.0):  # the last is no time of this run
+        record.add(at, {0: (0.5, None), 1: (1.0, None), 99: (1.0, None)})
+    text = made("--figures", "figures")
+    assert "|Use of the devices|" in text and "|n1|" in text and "|busy (%)|" in text and "memory" not in text
+    assert Path("figures/device-use.svg").is_file()
+    rundir.device_use.unlink()
+    rundir.device_use.mkdir()
+    done = call()
+    assert done.exit_code == 0 and "it is no file: left out" in done.stderr
 
 
 def test_efficiency_is_told_only_where_one_gpu_was_measured() -> None:
