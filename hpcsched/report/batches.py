@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hpcsched.planning.vsw.options import WorkerOptions
-from hpcsched.report.drawing import FRAME, INK, PALETTE, SMALL, beside, draw_panels, legend_beside, save_svg
+from hpcsched.report.drawing import (
+    FRAME,
+    INK,
+    MOST_VALUE,
+    PALETTE,
+    SMALL,
+    WIDE_RANGE,
+    beside,
+    draw_panels,
+    legend_beside,
+    logarithmic,
+    save_svg,
+)
 from hpcsched.store.batches import Decision
 
 if TYPE_CHECKING:
@@ -26,11 +38,6 @@ _MOST_DOTS = 120
 
 _MOST_NAMED = 8
 """Ranks; with more of them there is no room to name each."""
-
-_WIDE_RANGE = 20.0
-"""Largest over smallest loss from which on the axis is logarithmic."""
-
-_MOST_VALUE = 1e100
 
 _BLUE, _GREEN, _ORANGE = PALETTE[4], PALETTE[2], PALETTE[5]
 
@@ -116,7 +123,7 @@ class _History:
         axes.set_ylabel("noise scale\n(samples)", color=INK)
         wanted = [(d.epoch, d.global_batch / target) for d in self._decisions]
         if min(value for _, value in measured) > 0:
-            _logarithmic(axes, [value for _, value in (*measured, *wanted)])
+            logarithmic(axes, [value for _, value in (*measured, *wanted)])
         _line(axes, measured, _GREEN)
         self._steps(axes, wanted, color=INK, linewidth=0.9, linestyle="--")
         beside(axes, wanted[-1][1], "batch" if target == 1 else f"batch / {target:g}")
@@ -169,7 +176,7 @@ def thinned(items: Sequence[T], value: Callable[[T], float], most: int = MOST_PO
 
 def _drawable(points: Iterable[tuple[float, float | None]]) -> list[tuple[float, float]]:
     """Values that are known and that an axis can show: what has diverged may be beyond."""
-    return [(at, value) for at, value in points if value is not None and abs(value) < _MOST_VALUE]
+    return [(at, value) for at, value in points if value is not None and abs(value) < MOST_VALUE]
 
 
 def _changes(points: Sequence[tuple[float, T]]) -> list[tuple[float, T]]:
@@ -179,8 +186,8 @@ def _changes(points: Sequence[tuple[float, T]]) -> list[tuple[float, T]]:
 
 def _loss(axes: Axes, points: Sequence[tuple[float, float]]) -> None:
     values = [value for _, value in points]
-    if min(values) > 0 and max(values) > _WIDE_RANGE * min(values):
-        _logarithmic(axes, values)
+    if min(values) > 0 and max(values) > WIDE_RANGE * min(values):
+        logarithmic(axes, values)
     _line(axes, points, _ORANGE)
     axes.set_ylabel("loss", color=INK)
 
@@ -190,20 +197,6 @@ def _line(axes: Axes, points: Sequence[tuple[float, float]], colour: str) -> Non
     epochs, values = zip(*thinned(points, lambda point: point[1]), strict=True)
     few = len(points) <= _MOST_DOTS
     axes.plot(epochs, values, color=colour, linewidth=1.1 if few else 0.6, marker="o" * few, markersize=2.8)
-
-
-def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    """An axis with a few plain numbers on it."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    low, high = min(values), max(values)
-    axes.set_yscale("log")
-    axes.set_ylim(low / 1.5, high * 1.5)
-    # Within two decades the powers of ten alone would be too few.
-    subs = (1.0,) if high > 100 * low else (1.0, 3.0)
-    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=6))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.minorticks_off()
 
 
 def _powers(low: float, high: float) -> list[float]:

@@ -25,6 +25,12 @@ PAPER = "#ffffff"
 SMALL = 8.0
 """The size of what is written beside a chart."""
 
+WIDE_RANGE = 20.0
+"""Largest over smallest value of a loss from which on its axis is logarithmic."""
+
+MOST_VALUE = 1e100
+"""The largest value that an axis can show."""
+
 # Inches, of panels one below the other.
 PANELS = (8.0, 0.9, 0.95)
 """The width of a figure, and what is left of its panels and right of them."""
@@ -95,7 +101,7 @@ def draw_panels(
     for number, panel in enumerate(panels):
         bottom -= _PANEL + (_SPACE if number else 0.0)
         axes = figure.add_axes((left / whole, bottom / height, width / whole, _PANEL / height))
-        _dress(axes)
+        dress(axes)
         panel(axes)
         axes.yaxis.set_label_coords(-min(_LABEL, left - _MARGIN) / width, 0.5)
         axes.set_xlim(*span)
@@ -126,6 +132,20 @@ def legend_beside(axes: Axes, colours: Sequence[tuple[str, str]]) -> None:
     )  # fmt: skip
 
 
+def logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    """An axis with a few plain numbers on it."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    low, high = min(values), max(values)
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.5, high * 1.5)
+    # Within two decades the powers of ten alone would be too few.
+    subs = (1.0,) if high > 100 * low else (1.0, 3.0)
+    axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.minorticks_off()
+
+
 def time_unit(span_s: float) -> tuple[str, float]:
     """The unit of a time axis that is `span_s` seconds long, and the unit in seconds."""
     if span_s <= 1200:
@@ -133,7 +153,8 @@ def time_unit(span_s: float) -> tuple[str, float]:
     return ("min", 60.0) if span_s <= 2 * 3600 else ("h", 3600.0)
 
 
-def _dress(axes: Axes) -> None:
+def dress(axes: Axes) -> None:
+    """Give a chart the grid and the frame that all charts have."""
     axes.tick_params(labelcolor=INK, color=FRAME)
     axes.grid(color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)

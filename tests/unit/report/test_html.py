@@ -17,10 +17,11 @@ from msgspec.structs import replace
 from hpcsched.core.model import Ended, JobState, Role
 from hpcsched.planning.vsw.options import WorkerOptions
 from hpcsched.report.batches import batches_svg, draw, thinned
-from hpcsched.report.drawing import MissingExtra
+from hpcsched.report.drawing import INK, MissingExtra
 from hpcsched.report.gantt import gantt_svg
 from hpcsched.report.html import BatchHistory, RunPage
 from hpcsched.report.idle import HostIdle, Idle
+from hpcsched.report.jobs import JobDetail
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.store.batches import Decision
 
@@ -367,6 +368,33 @@ def test_the_page_needs_nothing_else_and_figures_keep_their_ids_apart(tmp_path: 
     used = re.findall(r'(?:url\(|href=")#([^")]+)', page)
     assert len(ids) == len(set(ids)) and used and set(used) <= set(ids)
     assert not re.search(r'(src|(?<!xlink:)href)="(?!#)|@import|url\((?!#)', page)
+
+
+def test_figures_have_the_ink_of_the_page_in_the_dark_and_do_not_shrink_until_nobody_can_read(
+    tmp_path: Path,
+) -> None:
+    gantt_svg([RESULT], tmp_path / "g.svg", links={1})
+    detail = JobDetail(job_id=1, name="one", state=JobState.COMPLETED, why="", facts=(), story=())
+    page = a_page(gantt=(tmp_path / "g.svg").read_text(), details=[detail])
+    figure = page[page.index("<svg") : page.index("</svg>")]
+    assert "fill: var(--ink)" in figure and "fill: var(--paper)" in figure
+    assert INK not in figure and 'style="min-width: ' in figure and 'href="#job-1"' in figure
+    assert "prefers-color-scheme: dark" in page and page.count('id="job-1"') == 1
+    policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in page
+
+
+@pytest.mark.parametrize(("states", "opened"), [("CF", 2), ("CFCCCC", 1), ("FFFFFF", 0)])
+def test_of_many_jobs_those_that_failed_are_open(states: str, opened: int) -> None:
+    kinds = {"C": JobState.COMPLETED, "F": JobState.FAILED}
+    details = [
+        JobDetail(
+            job_id=i, name=f"j{i}", state=kinds[state], why="w", facts=[("a", "b")], story=[("0:00", "s")]
+        )
+        for i, state in enumerate(states)
+    ]
+    page = a_page(details=details)
+    assert (page.count("<details open>"), page.count("<details>")) == (opened, len(states) - opened)
 
 
 def test_a_section_tells_where_a_jobs_batches_are() -> None:
