@@ -22,6 +22,7 @@ INK = "#222222"
 FRAME = "#aaaaaa"
 GRID = "#dddddd"
 PAPER = "#ffffff"
+BAD = "#c00000"
 SMALL = 8.0
 """The size of what is written beside a chart."""
 

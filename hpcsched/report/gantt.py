@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import UNSET
 
 from hpcsched.core.model import Ended, Role
-from hpcsched.report.drawing import FRAME, GRID, INK, PALETTE, TIMELINE, save_svg, time_unit
+from hpcsched.report.drawing import BAD, FRAME, GRID, INK, PALETTE, TIMELINE, save_svg, time_unit
 from hpcsched.report.pieces import anchor
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.report.tables import headline
@@ -43,8 +43,8 @@ _ALL: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": "-."}
 _ENDS: dict[Ended | None, dict[str, Any]] = {
     Ended.SUSPENDED: {"color": INK, "linewidth": 2.0},
     Ended.RESIZED: {"color": INK, "linewidth": 1.2, "linestyle": ":"},
-    Ended.FAILED: {"color": "#C00000", "linewidth": 2.5},
-    Ended.LOST: {"color": "#C00000", "linewidth": 2.5, "linestyle": ":"},
+    Ended.FAILED: {"color": BAD, "linewidth": 2.5},
+    Ended.LOST: {"color": BAD, "linewidth": 2.5, "linestyle": ":"},
 }
 
 

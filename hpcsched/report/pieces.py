@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcsched.report.drawing import FRAME, GRID, INK, PAPER, MissingExtra
+from hpcsched.report.drawing import BAD, FRAME, GRID, INK, PAPER, MissingExtra
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -18,7 +18,7 @@ _NARROWEST = 0.85
 _PIXELS = 96 / 72
 """Of a point."""
 
-_COLOURS = {INK: "--ink", FRAME: "--frame", GRID: "--grid", PAPER: "--paper"}
+_COLOURS = {BAD: "--bad", INK: "--ink", FRAME: "--frame", GRID: "--grid", PAPER: "--paper"}
 """Colours of figures that the page's style has by these names: they are others in the dark."""
 
 

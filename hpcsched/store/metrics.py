@@ -1,62 +1,121 @@
-"""The metrics of a training by step, from its `jobs/<id>/metrics.jsonl`: a line for each time it logged."""
+"""The metrics of a training over its steps, from its `jobs/<id>/metrics.jsonl`: a line for each log.
+
+What a later attempt has done again is that attempt's, from its first step on; lines of an attempt that come
+after those of a later one count for nothing, nor do lines that cannot be understood, such as a torn last one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from math import inf, nan
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcsched.contract.codec import LINE_BYTES
 from hpcsched.contract.metrics import Point
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, StoreError
 
-MOST_POINTS = 2_000_000
-"""Lines that are read of one job, at most (chosen): the first ones."""
+MOST_BYTES = 2**28
+"""What is read of a file at most (chosen): some two million lines."""
+
+MOST_CURVES = 64
+"""Metrics that are drawn of a job (chosen)."""
+
+MOST_POINTS = 4000
+"""Points of a curve that are kept of any number, those of its extremes among them (chosen)."""
 
 
 def read_points(path: Path) -> Sequence[Point]:
-    """The points that hold, in order of step; none where there is no such file.
+    """The points that hold, in the order of their steps; none where there is no such file.
 
-    After a crash a training resumes from an earlier step: its points from there on replace those of the
-    lost steps. Lines that cannot be decoded, such as a torn last one, are left out. Raises StoreError if the
-    file cannot be read.
+    Raises StoreError if it cannot be read.
     """
     held: list[Point] = []
-    for point in _points(path):
-        while held and held[-1].step >= point.step and held[-1].attempt != point.attempt:
-            held.pop()
+    for point, again in _points(path):
+        if again:
+            held = [one for one in held if one.step < point.step]
         held.append(point)
-    return held
+    return sorted(held, key=lambda point: point.step)
 
 
-def read_curves(path: Path) -> dict[str, list[tuple[int, float]]]:
-    """By metric its points (step, value) that hold and are finite. Raises StoreError."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for point in read_points(path):
+def read_curves(path: Path) -> Mapping[str, list[tuple[int, float]]]:
+    """By metric its values over the steps, in their order; nan where one was not finite. Nothing where there
+    is no such file. A long curve is thinned.
+
+    Raises StoreError if the file cannot be read.
+    """
+    curves: dict[str, _Curve] = {}
+    for point, again in _points(path):
+        if again:
+            for curve in curves.values():
+                curve.cut(point.step)
         for name, value in point.values.items():
-            if value is not None:
-                curves.setdefault(name, []).append((point.step, value))
-    return curves
+            if name in curves or len(curves) < MOST_CURVES:
+                curves.setdefault(name, _Curve()).add(point.step, nan if value is None else value)
+    return {name: curve.points for name, curve in curves.items() if curve.points}
 
 
-def _points(path: Path) -> Iterator[Point]:
+def _points(path: Path) -> Iterator[tuple[Point, bool]]:
+    """The points in the order they were written, and whether each is the first one of another attempt."""
+    newest = None
     try:
-        with opened(path) as (file, _):
-            for _ in range(MOST_POINTS):
-                line = file.readline(LINE_BYTES + 1)
-                if not line:
-                    return
-                if not line.endswith(b"\n"):
-                    while line and not line.endswith(b"\n"):  # the rest of one that is too long
-                        line = file.readline(LINE_BYTES + 1)
-                    continue
+        with opened(path) as (file, about):
+            for line in _lines(file, min(about.st_size, MOST_BYTES)):
                 try:
-                    yield Point.decode(line)
+                    point = Point.decode(line)
                 except BadInput:
                     continue
+                if newest is None or point.attempt >= newest:
+                    yield point, newest not in (None, point.attempt)
+                    newest = point.attempt
     except FileNotFoundError:
         return
     except BadInput as error:
-        raise StoreError(f"{path} cannot be read: {error}") from error
+        raise StoreError(f"cannot read {path}: {error}") from error
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    """The whole lines of the first bytes of a file that are not too long."""
+    left, whole = most_bytes, True
+    while left > 0 and (line := file.readline(min(left, LINE_BYTES))):
+        left -= len(line)
+        ends = line.endswith(b"\n")
+        if whole and ends:
+            yield line
+        whole = ends
+
+
+class _Curve:
+    """A metric's points, in the order of their steps."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[int, float]] = []
+
+    def add(self, step: int, value: float) -> None:
+        if self.points and self.points[-1][0] >= step:
+            self.cut(step)
+        self.points.append((step, value))
+        if len(self.points) >= 2 * MOST_POINTS:
+            self._thin()
+
+    def cut(self, step: int) -> None:
+        """Forget the points from this step on."""
+        del self.points[bisect_left(self.points, step, key=lambda point: point[0]) :]
+
+    def _thin(self) -> None:
+        """Keep of each stretch the points of the smallest and the largest value, and the ends."""
+        points = self.points
+        stretch = -(-len(points) // (MOST_POINTS // 2))
+        kept = {0, len(points) - 1}
+        for begin in range(0, len(points), stretch):
+            numbers = range(begin, min(begin + stretch, len(points)))
+            kept |= {choose(numbers, key=self._height) for choose in (min, max)}
+        self.points = [points[number] for number in sorted(kept)]
+
+    def _height(self, number: int) -> float:
+        value = self.points[number][1]
+        return inf if value != value else value

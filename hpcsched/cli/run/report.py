@@ -124,7 +124,9 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     state, notes = _state(rundir, machine)
     notes += next_lines(machine, rundir.root, rundir.read_record())
     many = len(machine.run.jobs)
-    details = details_of(rundir, machine, MOST_FIGURES)
+    details, without = details_of(rundir, machine, MOST_FIGURES, folder)
+    if without:
+        notes.append(f"the curves of {plural(without, 'job')} are left out: there is too much of them")
     result = result_of(machine, label="" if machine.run.finished else "so far", keep_jobs=many <= MOST_KEPT)
     gantt = None
     if many > MOST_DRAWN:

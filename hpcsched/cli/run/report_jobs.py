@@ -9,28 +9,67 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import click
+
 from hpcsched.cli.jobs.explain import explanation, story_of
 from hpcsched.cli.run.last_words import last_lines
+from hpcsched.contract import files
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Kind
-from hpcsched.errors import HpcschedError
+from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.report.jobs import JobDetail
+from hpcsched.store.metrics import read_curves
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
+
+MOST_CURVE_BYTES = 2**28
+"""What is read of the curves of all jobs together (chosen): a million lines take some seconds."""
 
 LONGEST = 2000
 """Characters of a command or an explanation; more are not read on a page."""
 
 
-def details_of(rundir: RunDir, machine: Machine, most: int) -> list[JobDetail]:
-    """At most `most` jobs, failed ones first, else in the order of their ids."""
-    jobs = sorted(machine.run.jobs.values(), key=lambda job: (not job.state.failed, job.id))
-    outputs = _outputs(rundir)
-    return [_detail(rundir, machine, job, outputs.get(job.id)) for job in jobs[:most]]
+def details_of(rundir: RunDir, machine: Machine, most: int, folder: Path) -> tuple[list[JobDetail], int]:
+    """At most `most` jobs, failed ones first, else in the order of their ids; their figures are left in the
+    folder. And of how many the curves are left out, as they would take too long to read."""
+    jobs = sorted(machine.run.jobs.values(), key=lambda job: (not job.state.failed, job.id))[:most]
+    outputs, curves = _outputs(rundir), _Curves(rundir, folder)
+    details = [_detail(rundir, machine, job, outputs.get(job.id), curves) for job in jobs]
+    return details, curves.left_out
 
 
-def _detail(rundir: RunDir, machine: Machine, job: Job, output: Path | None) -> JobDetail:
+class _Curves:
+    """Draws the curves of jobs, as long as there is not too much to read."""
+
+    def __init__(self, rundir: RunDir, folder: Path) -> None:
+        self._rundir, self._folder, self._left = rundir, folder, MOST_CURVE_BYTES
+        self.left_out = 0
+
+    def of(self, job: Job) -> str | None:
+        """A figure as an SVG document; None where the job has no curves."""
+        path = self._rundir.job(job.id) / files.METRICS
+        try:
+            self._left -= path.stat().st_size
+            if self._left < 0:
+                self.left_out += 1
+                return None
+            curves = read_curves(path)
+        except OSError:
+            return None
+        except StoreError as error:
+            click.echo(f"hpcsched: {error}: left out", err=True)
+            return None
+        if not curves:
+            return None
+        from hpcsched.report.curves import curves_svg
+
+        figure = self._folder / f"{job.spec.name}-curves.svg"
+        curves_svg(curves, figure, title=job.spec.name)
+        return figure.read_text(encoding="utf-8")
+
+
+def _detail(rundir: RunDir, machine: Machine, job: Job, output: Path | None, curves: _Curves) -> JobDetail:
     told = explanation(rundir, machine, job)
     facts = [_program(job), *([("exit", said_exit(job.exit))] if job.exit is not None else [])]
     facts += [(what, text) for what, text in told.lines() if what != "because"]
@@ -46,6 +85,7 @@ def _detail(rundir: RunDir, machine: Machine, job: Job, output: Path | None) -> 
         story=[(when, _cut(text)) for when, text in story_of(job)],
         log="" if output is None else str(output),
         tail=tail,
+        curves=curves.of(job),
     )
 
 

@@ -300,6 +300,21 @@ def test_a_job_that_failed_says_why_first(monkeypatch: pytest.MonkeyPatch) -> No
     assert 'href="#job-1"' not in (rundir.root / "report.html").read_text()
 
 
+def test_curves_of_a_job_stand_in_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    rundir = a_run(failed(), "FINISHED")
+    for job_id, text in (
+        (1, '{"step": 1, "t": 1.0, "attempt": 1, "loss": 2.5, "val_loss": 2}\n'),
+        (2, "{\n"),
+    ):
+        rundir.job(job_id).mkdir(parents=True)
+        (rundir.job(job_id) / "metrics.jsonl").write_text(text)
+    text = made("--figures", "figures")
+    assert "|loss|" in text.partition("|1 good|")[2] and "|loss|" not in text.partition("|1 good|")[0]
+    assert [path.name for path in sorted(Path("figures").iterdir())] == ["gantt.svg", "good-curves.svg"]
+    monkeypatch.setattr("hpcsched.cli.run.report_jobs.MOST_CURVE_BYTES", 40)
+    assert "the curves of 1 job are left out" in made()
+
+
 def test_work_that_a_failed_attempt_had_saved_is_not_lost() -> None:
     driver = Driver(a_job("x", "m", 100, retries=1), a_job("silent", "m", None, retries=0), gpus=2)
     driver.runs("x")
