@@ -33,7 +33,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "logs": ("hpcsched logs train -f", "hpcsched logs 3 -n 20"),
     "wait": ("hpcsched wait", "hpcsched wait train --timeout 3600"),
     "history": ("hpcsched history", "hpcsched history --all -n 20 --states failed"),
-    "report": ("hpcsched report", "hpcsched report -o run.html"),
+    "report": (
+        "hpcsched report",
+        "hpcsched report -o run.html",
+        "hpcsched report hpcsched-run hpcsched-run-2 -o both.html",
+    ),
     "profile": ("hpcsched profile list",),
     "profile run": (
         "hpcsched profile run jobs.toml --job train",

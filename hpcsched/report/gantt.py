@@ -48,10 +48,13 @@ _ENDS: dict[Ended | None, dict[str, Any]] = {
 }
 
 
-def gantt_svg(results: Sequence[Result], path: Path, *, links: Container[int] = ()) -> None:
+def gantt_svg(
+    results: Sequence[Result], path: Path, *, links: Container[int] = (), span_s: float | None = None
+) -> None:
     """Draw `results` into the SVG file `path`, which appears whole or not at all.
 
     `links` are the ids of jobs that have a section on the page that the chart is for: their bars lead there.
+    `span_s` is the length of the time axis; None: as long as the results are.
 
     The same results give the same bytes. Bars are attempts, coloured by job: solid as primary, light and
     hatched as secondary, low in the background, one above the other where they share a GPU; their dark parts
@@ -60,10 +63,10 @@ def gantt_svg(results: Sequence[Result], path: Path, *, links: Container[int] = 
 
     Raises MissingExtra without matplotlib, OSError if the file cannot be written.
     """
-    save_svg(lambda figure: _draw(figure, results, links), path)
+    save_svg(lambda figure: _draw(figure, results, links, span_s or span_of(results)), path)
 
 
-def _draw(figure: Figure, results: Sequence[Result], links: Container[int]) -> None:
+def _draw(figure: Figure, results: Sequence[Result], links: Container[int], span_s: float) -> None:
     names = {job.id: job.name for result in results for job in result.jobs}
     shades = (*PALETTE, *map(_darker, PALETTE))
     colours = {job_id: shades[i % len(shades)] for i, job_id in enumerate(sorted(names))}
@@ -76,7 +79,6 @@ def _draw(figure: Figure, results: Sequence[Result], links: Container[int]) -> N
     width = _WIDTH - _LEFT - _RIGHT
     figure.set_size_inches(_WIDTH, height)
 
-    span_s = span_of(results)
     unit, unit_s = time_unit(span_s)
     bottom = height
     for number, (result, host, above, inches) in enumerate(panels, 1):

@@ -6,21 +6,22 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from hpcsched.cli.common import Renamed, check_chart, dir_option, find_run, hint_at_runs, needs, plural
-from hpcsched.errors import ConfigError, NoSuchRun, StoreError
+from hpcsched.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from hpcsched.core.jobs import Job
     from hpcsched.core.machine import Machine
     from hpcsched.report.html import BatchHistory, CoresHistory
-    from hpcsched.report.result import Result
     from hpcsched.store.rundir import RunDir
+
+MOST_RUNS = 20
+"""Runs on a page side by side (chosen): of more one sees no differences."""
 
 MOST_FIGURES = 100
 """Most jobs with a section of their own, whose batches are drawn, and whose CPU cores are: more take minutes,
@@ -28,13 +29,14 @@ and are not read."""
 
 
 @click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
 @dir_option
 @click.option(
     "-o",
     "--output",
     metavar="F.html",
     type=click.Path(path_type=Path),
-    help="The page (report.html in the run directory).",
+    help="The page (report.html in the run directory; of several runs, in this one).",
 )
 @click.option(
     "--figures",
@@ -45,27 +47,30 @@ and are not read."""
     help="Folder that gets the figures too, as SVG: the Gantt chart, and those of jobs.",
 )
 @click.pass_context
-def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: Path | None) -> None:
-    """A run as one HTML page: Gantt chart, utilisation, jobs and their efficiency, changing batches and CPU
-    cores.
+def report(
+    ctx: click.Context, runs: tuple[str, ...], dir_: str | None, output: Path | None, figures: Path | None
+) -> None:
+    """A run as one HTML page: Gantt chart, utilisation, each job with why it ended, its curves and its
+    efficiency, changing batches and CPU cores. Several RUN directories: a page that has them side by side.
 
-    The run is only read, on any host that sees its directory, whether it is over, goes on, or has lost its
-    agent. Prints the page's path.
+    Runs are only read, on any host that sees their directories, whether they are over, go on, or have lost
+    their agent. Prints the page's path.
     """
-    from hpcsched.policy import make_policy
+    from hpcsched.cli.run.report_run import replayed
     from hpcsched.store.files import write_atomically
-    from hpcsched.store.replay import replay
 
-    rundir = _plain(find_run(ctx, dir_))
-    with hint_at_runs(ctx, dir_):
-        rundir.require()
-    path = output or rundir.root / "report.html"
+    if runs and dir_ is not None:
+        raise click.UsageError("give run directories or --dir, not both", ctx)
+    rundirs = [_plain(find_run(ctx, run)) for run in runs or [dir_]]
+    if len(rundirs) > MOST_RUNS:
+        accepted = f"at most {MOST_RUNS} on a page"
+        raise ConfigError(where="report", got=plural(len(rundirs), "run"), accepted=accepted)
+    for rundir in rundirs:
+        with hint_at_runs(ctx, runs[0] if runs else dir_):
+            rundir.require()
+    path = output or (rundirs[0].root if len(rundirs) == 1 else Path.cwd()) / "report.html"
     _check_output(path)
-    if not rundir.begun:
-        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
-    machine = replay(rundir.journal, make_policy).machine
-    if machine.decisions.policy is None:
-        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    machines = [replayed(rundir) for rundir in rundirs]
     if figures is not None:
         _make_folder(figures)
     place: AbstractContextManager[str] = (
@@ -73,7 +78,7 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: P
     )
     with place as folder:
         try:
-            page = _page(rundir, machine, Path(folder))
+            page = _page_of(rundirs, machines, Path(folder))
         except OSError as error:
             where = "--figures" if figures else "report"
             raise ConfigError(where=where, got=str(error), accepted="a folder for the figures") from error
@@ -83,6 +88,14 @@ def report(ctx: click.Context, dir_: str | None, output: Path | None, figures: P
         accepted = "a file that can be written"
         raise ConfigError(where="--output", got=str(error), accepted=accepted) from error
     click.echo(path)
+
+
+def _page_of(rundirs: Sequence[RunDir], machines: Sequence[Machine], folder: Path) -> str:
+    if len(rundirs) == 1:
+        return _page(rundirs[0], machines[0], folder)
+    from hpcsched.cli.run.report_runs import page_of
+
+    return page_of(rundirs, machines, folder)
 
 
 def _plain(rundir: RunDir) -> RunDir:
@@ -113,7 +126,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     """The page; its figures are left in the folder."""
     from hpcsched.cli.jobs.explain_run import next_lines
     from hpcsched.cli.run.report_jobs import details_of
-    from hpcsched.cli.run.report_run import facts_of
+    from hpcsched.cli.run.report_run import began, facts_of, state_of
     from hpcsched.cli.run.report_use import drawn
     from hpcsched.cli.run.results import result_of
     from hpcsched.cli.run.simulate import MOST_DRAWN
@@ -121,7 +134,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     from hpcsched.report.gantt import gantt_svg, span_of
     from hpcsched.report.html import RunPage
 
-    state, notes = _state(rundir, machine)
+    state, notes = state_of(rundir, machine)
     notes += next_lines(machine, rundir.root, rundir.read_record())
     many = len(machine.run.jobs)
     details, without = details_of(rundir, machine, MOST_FIGURES, folder)
@@ -154,7 +167,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     return RunPage(
         title=f"hpcsched: {rundir.root}",
         state=state,
-        began=_began(machine, result),
+        began=began(machine),
         facts=facts_of(rundir, machine),
         result=result,
         gantt=gantt,
@@ -215,34 +228,6 @@ def _configurations(machine: Machine, folder: Path) -> tuple[Sequence[CoresHisto
         )
         found.append(history)
     return found, len(begun) - len(found)
-
-
-def _state(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
-    """The run's state by its snapshot, and what has to be said about it."""
-    from hpcsched.cli.jobs import batch_job_status
-    from hpcsched.durations import clock
-    from hpcsched.store.status import age_s, read_status
-
-    try:
-        run = read_status(rundir).run
-    except (NoSuchRun, StoreError):
-        return ("FINISHED" if machine.run.finished else "UNKNOWN"), []
-    batch_job_status.ask(run)
-    sentence = batch_job_status.sentence(run, clock(age_s(run)))
-    return ("STALE" if run.stale else run.state), [sentence] if sentence else []
-
-
-def _began(machine: Machine, result: Result) -> str:
-    """The time at which the run began, and up to which it is shown."""
-    began = datetime.fromtimestamp(machine.run.lives[0].wall).astimezone()
-    text = f"Began {began.isoformat(sep=' ', timespec='seconds')}"
-    if len(machine.run.lives) > 1:
-        text += f", resumed {plural(len(machine.run.lives) - 1, 'time')}"
-    if machine.run.finished:
-        return f"{text}."
-    from hpcsched.durations import clock
-
-    return f"{text}. This shows it until {clock(machine.run.now)} into the run."
 
 
 def _check_output(path: Path) -> None:

@@ -9,7 +9,7 @@ from datetime import datetime
 from hpcsched.cli.common import plural
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device
-from hpcsched.errors import HpcschedError
+from hpcsched.errors import HpcschedError, NoSuchRun, StoreError
 from hpcsched.printing import gpus
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
@@ -19,6 +19,45 @@ MOST_HOSTS = 16
 
 MOST_LIVES = 10
 """Agents whose times are told: the newest."""
+
+
+def replayed(rundir: RunDir) -> Machine:
+    """The run as its journal tells it. Raises NoSuchRun if it has not started."""
+    from hpcsched.policy import make_policy
+    from hpcsched.store.replay import replay
+
+    machine = replay(rundir.journal, make_policy).machine if rundir.begun else None
+    if machine is None or machine.decisions.policy is None:
+        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+    return machine
+
+
+def state_of(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
+    """The run's state by its snapshot, and what has to be said about it."""
+    from hpcsched.cli.jobs import batch_job_status
+    from hpcsched.cli.jobs.columns import clock
+    from hpcsched.store.status import age_s, read_status
+
+    try:
+        run = read_status(rundir).run
+    except (NoSuchRun, StoreError):
+        return ("FINISHED" if machine.run.finished else "UNKNOWN"), []
+    batch_job_status.ask(run)
+    sentence = batch_job_status.sentence(run, clock(age_s(run)))
+    return ("STALE" if run.stale else run.state), [sentence] if sentence else []
+
+
+def began(machine: Machine) -> str:
+    """The time at which the run began, and up to which it is shown."""
+    first = datetime.fromtimestamp(machine.run.lives[0].wall).astimezone()
+    text = f"Began {first.isoformat(sep=' ', timespec='seconds')}"
+    if len(machine.run.lives) > 1:
+        text += f", resumed {plural(len(machine.run.lives) - 1, 'time')}"
+    if machine.run.finished:
+        return f"{text}."
+    from hpcsched.cli.jobs.columns import clock
+
+    return f"{text}. This shows it until {clock(machine.run.now)} into the run."
 
 
 def facts_of(rundir: RunDir, machine: Machine) -> list[tuple[str, str]]:

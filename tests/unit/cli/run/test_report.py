@@ -343,6 +343,37 @@ def test_a_run_that_was_moved_has_its_logs_with_it_and_a_plain_title() -> None:
     assert f"|hpcsched: {Path.cwd() / 'link/..'}|" in made("--dir", "link/..", "-o", "p.html")
 
 
+def test_several_runs_stand_side_by_side_on_one_time_scale() -> None:
+    a_run(going_on(done=True), "FINISHED", name="base/hpcsched-run")
+    a_run(failed(), "FINISHED", name="other/hpcsched-run")
+    a_run(going_on(), "STOPPED", name="third")
+    text = made("base/hpcsched-run", "other/../other/hpcsched-run", "third", "--figures", "figures")
+    assert (Path.cwd() / "report.html").is_file() and "|hpcsched: 3 runs|" in text
+    lines = text.partition("|work lost|")[2]
+    first, rest = lines.split("|other/hpcsched-run|", 1)
+    second, rest = rest.split("|third|", 1)
+    assert [cell for cell in first.split("|") if cell][:6] == [
+        "base/hpcsched-run", "FINISHED", "marble", "2", "250.0", "3 of 3",
+    ]  # fmt: skip
+    assert [cell for cell in second.split("|") if cell][4:5] == ["1 of 3"]
+    assert rest.split("|")[0] == "STOPPED" and "stopped with work left" in text
+    axes = [Path(f"figures/gantt-{n}.svg").read_text() for n in (1, 2, 3)]
+    ticks = [re.findall(r">(\d+)</text>", svg[svg.index("xtick_1") : svg.index("ytick_1")]) for svg in axes]
+    assert ticks[0] == ticks[1] == ticks[2] and "250" in ticks[0]
+    page = Path("report.html").read_text()
+    assert {f'href="#run-{n}"' in page and f'id="run-{n}"' in page for n in (1, 2, 3)} == {True}
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_one_run_is_meant_by_name_or_by_dir_and_too_many_are_refused() -> None:
+    rundir = a_run(going_on(done=True), "FINISHED", name="one")
+    assert f"|hpcsched: {rundir.root}|" in made("one")
+    assert "no run in" in refused("one", "nowhere", code=3)
+    assert "at most 20 on a page" in refused(*["one"] * 21)
+    assert isinstance(call("one", "--dir", "one").exception, SystemExit)
+
+
 def test_there_is_no_run() -> None:
     assert "no run in" in refused(code=3)
     assert "no run in" in refused("--dir", "nowhere", code=3)
