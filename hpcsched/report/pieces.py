@@ -18,7 +18,7 @@ _NARROWEST = 0.85
 _PIXELS = 96 / 72
 """Of a point."""
 
-_COLOURS = {BAD: "--bad", INK: "--ink", FRAME: "--frame", GRID: "--grid", PAPER: "--paper"}
+_COLOURS = {BAD: "--fail", INK: "--ink", FRAME: "--frame", GRID: "--grid", PAPER: "--paper"}
 """Colours of figures that the page's style has by these names: they are others in the dark."""
 
 
