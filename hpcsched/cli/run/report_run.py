@@ -35,7 +35,7 @@ def replayed(rundir: RunDir) -> Machine:
 def state_of(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
     """The run's state by its snapshot, and what has to be said about it."""
     from hpcsched.cli.jobs import batch_job_status
-    from hpcsched.cli.jobs.columns import clock
+    from hpcsched.durations import clock
     from hpcsched.store.status import age_s, read_status
 
     try:
@@ -55,7 +55,7 @@ def began(machine: Machine) -> str:
         text += f", resumed {plural(len(machine.run.lives) - 1, 'time')}"
     if machine.run.finished:
         return f"{text}."
-    from hpcsched.cli.jobs.columns import clock
+    from hpcsched.durations import clock
 
     return f"{text}. This shows it until {clock(machine.run.now)} into the run."
 
