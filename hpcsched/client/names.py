@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+MOST = 64
+"""Characters that a job's name may have."""
+
 LONGEST = 50
 """Characters of a name that is made here: there is room for a number."""
 
@@ -35,6 +38,11 @@ def fit(name: str) -> str:
     """The name with nothing in it that a job's may not have."""
     found = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)[:LONGEST]
     return found if found and found.isascii() else "job"
+
+
+def labelled(name: str, label: str) -> str:
+    """The name of a job of the array `name`: what a name may not have is "-", what is too much is cut off."""
+    return f"{name}-{re.sub(r'[^A-Za-z0-9._-]', '-', label)}"[:MOST]
 
 
 def numbered(name: str, taken: Collection[str]) -> Iterator[str]:

@@ -12,13 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack, overload
 
+import msgspec
+
 from hpcsched import config, jobfile
 from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import Command
 from hpcsched.client import display, functions, names, waiting
 from hpcsched.client.job import Job
 from hpcsched.client.keys import Keys
-from hpcsched.client.requests import LOOKS_EVERY_S, ask, leave, names_in, wait_for
+from hpcsched.client.requests import LOOKS_EVERY_S, StillThere, ask, leave, names_in, wait_for
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
 from hpcsched.printing import suggestion
 from hpcsched.store import run_folders
@@ -47,7 +49,7 @@ class Run:
         self._rundir = RunDir(_folder(dir, begins=False))
         self._rundir.refuse_newer()
         self._submitting = threading.Lock()
-        self._unseen: set[str] = set()
+        self._unseen: dict[str, str] = {}  # by name, with their arrays
         self._seen: tuple[tuple[int, int, int], Status] | None = None
 
     @classmethod
@@ -134,7 +136,10 @@ class Run:
 
     def table(self) -> list[dict[str, Any]]:
         """The jobs as records, one dict a job, with the keys of `hpcsched status --json`."""
-        return [job.record() for job in self.jobs]
+        try:
+            return [msgspec.to_builtins(job) for job in self._status_now().jobs]
+        except NoSuchRun:
+            return []
 
     def frame(self) -> Any:
         """`table` as a pandas DataFrame, one row a job, with its id as index. Raises ImportError without
@@ -166,16 +171,40 @@ class Run:
         return job
 
     def map(
-        self, function: Callable[..., Any], /, *iterables: Iterable[Any], **keys: Unpack[Keys]
+        self,
+        function: Callable[..., Any],
+        /,
+        *iterables: Iterable[Any],
+        labels: Sequence[str] | None = None,
+        **keys: Unpack[Keys],
     ) -> list[Job]:
         """Put the function into the run once for each element of the iterables, as `map` calls it: one array,
         of which `at_once` may be under way at a time.
+
+        Each job has the array's name and a number from 1, or its label: one for each, all different, of which
+        what a name may not have becomes "-", and what makes it too long is left out.
 
         >>> jobs = run.map(train, [1e-3, 1e-2, 1e-1], at_once=2)
         >>> losses = [job.result() for job in jobs]
         """
         calls = [partial(function, *args) for args in zip(*iterables, strict=False)]
-        return self._submit(calls, keys, where="map", array=True) if calls else []
+        if labels is not None and len(labels) != len(calls):
+            raise ConfigError(
+                where="map", key="labels", got=str(len(labels)), accepted=f"{len(calls)} labels"
+            )
+        behind = labels or [str(number) for number in range(1, len(calls) + 1)]
+        return self._submit(calls, keys, where="map", labels=behind) if calls else []
+
+    def cancel(self, jobs: Iterable[Job | str] | None = None) -> int:
+        """End these jobs (None: all) for good, in one request; how many there were to end."""
+        these = None if jobs is None else {job if isinstance(job, str) else job.name for job in jobs}
+        found = [job for job in self._status_now().jobs if these is None or job.name in these]
+        left = [job for job in found if not job.state.final]
+        waiting_ = [job for job in left if waiting.waits(job)]
+        ended = len(waiting.take_back(self._rundir, waiting_)[0]) if waiting_ else 0
+        if targets := [job.id for job in left if not waiting.waits(job)]:
+            ended += sum(ask(self._rundir, Command(command="cancel", targets=targets)).done)
+        return ended
 
     def wait(self, jobs: Iterable[Job | str] | None = None, *, timeout: float | None = None) -> bool:
         """Wait until these jobs (None: all) have ended; whether all have completed.
@@ -183,52 +212,69 @@ class Run:
         Raises NoSuchRun where no agent is there to run them, TimeoutError after `timeout` seconds.
         """
         these = None if jobs is None else {job if isinstance(job, str) else job.name for job in jobs}
-        return all(job.state == "COMPLETED" for job in self._wait(these, timeout))
+        try:
+            return all(job.state == "COMPLETED" for job in self._wait(these, timeout))
+        except StillThere as error:
+            raise TimeoutError(str(error)) from None
 
     # -- for Job and Executor ----------------------------------------------------------------
 
     def _submit(
-        self, what: Sequence[Any], keys: Mapping[str, Any], *, where: str, array: bool = False
+        self, what: Sequence[Any], keys: Mapping[str, Any], *, where: str, labels: Sequence[str] = ()
     ) -> list[Job]:
-        """Put jobs into the run in one request: all of them, or none."""
+        """Put jobs into the run in one request: all of them, or none. With labels they are an array."""
         table: dict[str, Any] = dict(keys)
         at_once = table.pop("at_once", None)
-        if not array and at_once is not None:
+        if not labels and at_once is not None:
             raise ConfigError(where=where, got="at_once", accepted="at_once with `map`")
         if "after" in table:
             after = [table["after"]] if isinstance(table["after"], str | Job) else table["after"]
             table["after"] = [job if isinstance(job, str) else job.name for job in after]
         with self._submitting:
+            bare = [{**self._of(one, where), **table} for one in what]
             living, taken, arrays = names_in(self._rundir)
-            tables = [{**self._of(one, where), **table} for one in what]
-            name = table.get("name") or self._free(_stem(what[0], table), taken, arrays, array=array)
-            tables = [{**one, "name": name} for one in tables]
-            if array:
-                for number, one in enumerate(tables, 1):
+            while True:
+                for job, array in self._unseen.items() if living else ():
+                    taken.append(job)
+                    arrays.setdefault(array or job, []).append(job)
+                name = table.get("name") or self._free(_stem(what[0], table), taken, arrays, labels)
+                tables = [{**one, "name": name} for one in bare]
+                for number, (one, label) in enumerate(zip(tables, labels, strict=False), 1):
                     place = {"name": name, "index": number} | ({"at_once": at_once} if at_once else {})
-                    one |= {"name": f"{name}-{number}", "model": table.get("model", name), "array": place}
-            specs = jobfile.parse(
-                {"schema": 1, "job": tables},
-                where=where,
-                workdir=Path.cwd(),
-                user=user_name(),
-                known=taken,
-                arrays=arrays,
-            ).jobs
-            command = Command(command="submit", jobs=list(specs), workdir=str(Path.cwd()))
-            if living:
-                ask(self._rundir, command)
-            else:
-                leave(self._rundir, command, taken)
-            self._unseen.update(spec.name for spec in specs)
+                    one |= {"name": names.labelled(name, label), "array": place}
+                    one.setdefault("model", name)
+                specs = jobfile.parse(
+                    {"schema": 1, "job": tables},
+                    where=where,
+                    workdir=Path.cwd(),
+                    user=user_name(),
+                    known=taken,
+                    arrays=arrays,
+                ).jobs
+                command = Command(command="submit", jobs=list(specs), workdir=str(Path.cwd()))
+                if not living:
+                    leave(self._rundir, command, taken)
+                    break
+                answer = ask(self._rundir, command)
+                if not any(answer.outcomes):
+                    break
+                # Somebody else has given these names away meanwhile.
+                if new := [id for id, had in zip(answer.ids, answer.outcomes, strict=True) if not had]:
+                    ask(self._rundir, Command(command="cancel", targets=new))
+                if "name" in table:
+                    raise ConfigError(
+                        where=where, key="name", got=name, accepted="one that the run does not have"
+                    )
+                taken += [spec.name for spec in specs]
+            self._unseen.update((spec.name, name if labels else "") for spec in specs)
         return [Job(self, spec.name) for spec in specs]
 
     @staticmethod
-    def _free(stem: str, taken: Collection[str], arrays: Collection[str], *, array: bool) -> str:
-        """The stem, with a number if there is a job or an array of its name."""
+    def _free(stem: str, taken: Collection[str], arrays: Collection[str], labels: Sequence[str]) -> str:
+        """The stem, with a number if there is a job or an array of its name, or of the name with a label."""
         both = {*taken, *arrays}
         fits = (name for name in names.numbered(stem, both) if name not in both)
-        return next(name for name in fits if not array or f"{name}-1" not in both)
+        return next(n for n in fits if both.isdisjoint(names.labelled(n, label) for label in labels))
 
     def _of(self, what: Any, where: str) -> dict[str, Any]:
         """The keys of a job that does this."""
@@ -258,7 +304,8 @@ class Run:
         deadline = time.monotonic() + SEEN_WITHIN_S
         while True:
             status = self._newest()
-            self._unseen.difference_update([job.name for job in status.jobs])
+            for job in status.jobs if self._unseen else ():
+                self._unseen.pop(job.name, None)
             if not self._unseen or time.monotonic() > deadline:
                 return status
             time.sleep(LOOKS_EVERY_S)

@@ -24,6 +24,9 @@ from hpcsched.contract import exits, files
 from hpcsched.worker.link import Link
 from hpcsched.worker.process.contract import say, write_atomically
 
+_SAVED = b"hpcsched call\n"
+"""Begins a checkpoint that holds what is to be called to go on."""
+
 
 class Call(NamedTuple):
     """A function with its arguments, pickled (`function`, a callable without any), and the caller's
@@ -54,8 +57,9 @@ def main(words: list[str]) -> int:
     if link.env is None:
         say("this runs a function of a job, and is started by hpcsched")
         return exits.REFUSED
-    outcome = link.env.job_dir / files.OUTCOME
-    outcome.unlink(missing_ok=True)  # of an attempt before this one
+    outcome = link.env.job_dir / files.OUTCOME if link.rank == 0 else None
+    if outcome:
+        outcome.unlink(missing_ok=True)  # of an attempt before this one
     try:
         function = _load(Path(words[0]), link.checkpoint)
         _listen(link, function)
@@ -65,7 +69,7 @@ def main(words: list[str]) -> int:
         traceback.print_exc()
         _write(outcome, link, False, error, traceback.format_exc())
         return 1
-    link.finish(_numbers(value))
+    link.finish(numbers(value))
     if not _write(outcome, link, True, value, ""):
         return 1
     return 0
@@ -75,8 +79,16 @@ def _load(file: Path, checkpoint: Path | None) -> Callable[[], Any]:
     """The function without arguments that is to be run: the one that was saved last, or the submitted one."""
     call = Call._make(pickle.loads(file.read_bytes()))
     sys.path += [folder for folder in call.path if folder not in sys.path]
-    function: Callable[[], Any] = pickle.loads(checkpoint.read_bytes() if checkpoint else call.function)
+    function: Callable[[], Any] = pickle.loads(_saved(checkpoint) or call.function)
     return function
+
+
+def _saved(checkpoint: Path | None) -> bytes | None:
+    """The pickle in a checkpoint of `_listen`; None in another: of a link that the function has itself."""
+    if checkpoint is None or not checkpoint.is_file():
+        return None
+    with checkpoint.open("rb") as file:
+        return file.read() if file.read(len(_SAVED)) == _SAVED else None
 
 
 def _listen(link: Link, function: Callable[[], Any]) -> None:
@@ -96,7 +108,7 @@ def _listen(link: Link, function: Callable[[], Any]) -> None:
             signal.signal(signal_, signal.SIG_IGN)
         try:
             place = link.place(link.reported)
-            write_atomically(place, _pickle(_callable(checkpoint(*args, **kwargs))))
+            write_atomically(place, _SAVED + _pickle(_callable(checkpoint(*args, **kwargs))))
             link.saved(link.reported, place)
         except Exception:
             traceback.print_exc()
@@ -131,8 +143,11 @@ def _callable(found: Any) -> Callable[[], Any]:
     raise TypeError(f"checkpoint() has returned {type(found).__name__}; accepted: {accepted}")
 
 
-def _write(file: Path, link: Link, returned: bool, value: Any, text: str) -> bool:
-    """Put down what has become of the call; False if it was more than could be pickled."""
+def _write(file: Path | None, link: Link, returned: bool, value: Any, text: str) -> bool:
+    """Put down what has become of the call (of several ranks rank 0 has the file); False if it was more than
+    could be pickled."""
+    if file is None:
+        return True
     assert link.env is not None
     fine = True
     try:
@@ -153,7 +168,7 @@ def _pickle(value: Any) -> bytes:
     return pickled
 
 
-def _numbers(value: Any) -> Mapping[str, float] | None:
+def numbers(value: Any) -> Mapping[str, float] | None:
     """A number, or a table of numbers, as a job's metrics."""
     table = value if isinstance(value, Mapping) else {"result": value}
     fit = {str(name): float(one) for name, one in table.items() if _is_number(one)}

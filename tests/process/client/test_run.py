@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcsched import Executor, Job, JobFailed, Run
+from hpcsched import Executor, Job, JobFailed, Link, Run
 from hpcsched.errors import HpcschedError, NoSuchRun
+from hpcsched.worker.link import Wish
 
 
 @pytest.fixture
@@ -74,6 +75,14 @@ def test_functions_return_and_raise_as_if_they_were_called_here(run: Run) -> Non
     assert "quotient" in repr(run.table()) and "FAILED" in run._repr_html_()
 
 
+def test_jobs_that_are_submitted_at_the_same_time_are_not_each_other(run: Run) -> None:
+    """Names that were given a moment ago are in no status yet."""
+    here, there = [run, Run(run.dir)], [run.submit(pow, 2, 0)]
+    there += [here[i % 2].submit(pow, 2, i) for i in range(1, 6)]
+    assert len({job.name for job in there}) == 6
+    assert [job.result(timeout=30) for job in there] == [1, 2, 4, 8, 16, 32]
+
+
 def test_an_object_with_checkpoint_goes_on_where_it_was(run: Run) -> None:
     job = run.submit(Counting(200), 20.0)
     until(lambda: bool(job.record().get("ready")))
@@ -84,6 +93,59 @@ def test_an_object_with_checkpoint_goes_on_where_it_was(run: Run) -> None:
     assert saved is not None and saved.is_file()
     assert job.resume()
     assert job.result(timeout=30) == (200, 2)
+
+
+class Linked:
+    """Counts to 100 with a link of its own: it saves the count, as a training saves its state."""
+
+    def __call__(self) -> tuple[int, int]:
+        link = Link()
+        first = int(link.checkpoint.read_text()) if link.checkpoint else 0
+        link.ready(parallel=False)
+        for step in range(first, 100):
+            time.sleep(0.001 if first else 0.05)
+            link.report(step + 1)
+            if link.wishes() & Wish.STOP:
+                path = link.place(step + 1)
+                path.write_text(str(step + 1))
+                link.saved(step + 1, path)
+                link.leave()
+        return 100, first
+
+
+def test_a_function_with_a_link_goes_on_from_what_that_has_saved(run: Run) -> None:
+    job = run.submit(Linked(), steps=100)
+    until(lambda: (job.step or 0) > 3)
+    assert job.suspend()
+    until(lambda: job.state == "SUSPENDED")
+    assert job.resume()
+    steps, first = job.result(timeout=30)
+    assert steps == 100 and first > 3
+
+
+def test_jobs_of_one_array_have_labels_and_are_cancelled_at_once(run: Run) -> None:
+    jobs = run.map(time.sleep, [100] * 4, labels=["a=1", "a=2", "b/ü", "b" * 99], name="nap")
+    assert [job.name for job in jobs[:3]] == ["nap-a-1", "nap-a-2", "nap-b--"]
+    assert len(jobs[3].name) == 64
+    with pytest.raises(TimeoutError):
+        run.wait(jobs, timeout=0.1)
+    until(lambda: jobs[0].state == "RUNNING")
+    assert run.cancel(jobs[:3]) == 3 and not run.wait(jobs[:3], timeout=30)
+    assert [row["state"] for row in run.table()] == ["CANCELLED"] * 3 + [jobs[3].state]
+    assert run.cancel() == 1
+    again = run.map(abs, [1, 2], labels=["1", "2"])
+    more = run.map(abs, [1, 2], labels=["x", "1"])
+    assert [job.name for job in again + more] == ["abs-1", "abs-2", "abs-3-x", "abs-3-1"]
+    with pytest.raises(HpcschedError, match="labels"):
+        run.map(abs, [1, 2], labels=["1"])
+
+
+def test_of_several_ranks_the_first_one_gives_the_result(run: Run) -> None:
+    def last() -> str:
+        time.sleep(float(os.environ["RANK"]))
+        return os.environ["RANK"]
+
+    assert run.submit(last, gpus=2, processes="per-gpu").result(timeout=30) == "0"
 
 
 def test_an_executor_gives_results_in_order_and_cancels(run: Run) -> None:
