@@ -82,6 +82,8 @@ def outcome(rundir: RunDir, job_id: int) -> Outcome | None:
     try:
         loaded = pickle.loads(value)
     except Exception as error:
+        if not returned:
+            return Outcome(None, None, text)  # an exception that is not made of its arguments alone
         raise StoreError(
             f"{path}: the result cannot be loaded here: {type(error).__name__}: {error}"
         ) from error

@@ -236,7 +236,8 @@ class Run:
             while True:
                 for job, array in self._unseen.items() if living else ():
                     taken.append(job)
-                    arrays.setdefault(array or job, []).append(job)
+                    if array:
+                        arrays.setdefault(array, []).append(job)
                 name = table.get("name") or self._free(_stem(what[0], table), taken, arrays, labels)
                 tables = [{**one, "name": name} for one in bare]
                 for number, (one, label) in enumerate(zip(tables, labels, strict=False), 1):
@@ -290,9 +291,12 @@ class Run:
         return {"command": words}
 
     def _wait(self, these: set[str] | None, timeout: float | None) -> Sequence[JobStatus]:
-        known = {job.name for job in self._status_now().jobs}
-        if unknown := sorted((these or set()) - known):
+        found = self._status_now().jobs
+        mine = [job for job in found if these is None or job.name in these]
+        if unknown := sorted((these or set()) - {job.name for job in mine}):
             raise UnknownJob(f"no job {unknown[0]!r} in {self.dir}")
+        if all(job.state.final for job in mine):
+            return mine
         return wait_for(
             self._rundir,
             lambda status: [job for job in status.jobs if these is None or job.name in these],

@@ -33,6 +33,17 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+class OnlyHere(Exception):
+    """Is not made of its text, as unpickling would make it."""
+
+    def __init__(self, *, one: int) -> None:
+        super().__init__(f"{one} of 2")
+
+
+def raise_what_cannot_be_loaded() -> None:
+    raise OnlyHere(one=1)
+
+
 class Counting:
     """Counts to `to`, and can be stopped anywhere; `speed`: numbers a second."""
 
@@ -72,6 +83,9 @@ def test_functions_return_and_raise_as_if_they_were_called_here(run: Run) -> Non
     odd = run.submit(lambda: (number for number in range(3)))
     with pytest.raises(JobFailed, match="cannot be pickled"):
         odd.result(timeout=30)
+    failed_oddly = run.submit(raise_what_cannot_be_loaded)
+    with pytest.raises(JobFailed, match="OnlyHere: 1 of 2"):
+        failed_oddly.result(timeout=30)
     assert "quotient" in repr(run.table()) and "FAILED" in run._repr_html_()
 
 
