@@ -1,6 +1,6 @@
-"""Build the distributions, sdist and wheel of each: hpcsched and hpcsched-worker, both from this tree.
+"""Build the distributions, sdist and wheel of each, all from this tree.
 
-    python packaging/build.py [--out DIR] [hpcsched] [hpcsched-worker]
+    python packaging/build.py [--out DIR] [hpcsched] [hpcsched-worker] [hydra-hpcsched-launcher]
 
 The interpreter needs `build` and `setuptools`, which are among the development dependencies: nothing is
 fetched.
@@ -18,7 +18,8 @@ from pathlib import Path
 import closure
 
 WORKER = "hpcsched-worker"
-DISTRIBUTIONS = ("hpcsched", WORKER)
+HYDRA = "hydra-hpcsched-launcher"
+DISTRIBUTIONS = ("hpcsched", WORKER, HYDRA)
 
 
 def stage(folder: Path, root: Path = closure.ROOT) -> None:
@@ -30,6 +31,13 @@ def stage(folder: Path, root: Path = closure.ROOT) -> None:
         shutil.copyfile(root / name, folder / Path(name).name)
 
 
+def stage_hydra(folder: Path, root: Path = closure.ROOT) -> None:
+    """Lay the source tree of hydra-hpcsched-launcher into an empty folder."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "dist")
+    shutil.copytree(root / "packaging/hydra", folder, ignore=ignored, dirs_exist_ok=True)
+    shutil.copyfile(root / "LICENSE", folder / "LICENSE")
+
+
 def build(source: Path, out: Path) -> None:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -37,17 +45,19 @@ def build(source: Path, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build sdist and wheel of the distributions.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="hpcsched or hpcsched-worker; both if none")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(DISTRIBUTIONS)}; all if none"
+    )
     parser.add_argument("--out", type=Path, default=Path("dist"), help="where to; dist by default")
     given = parser.parse_args()
     if unknown := set(given.names) - {*DISTRIBUTIONS}:
         parser.error(
-            f"no such distribution: {', '.join(sorted(unknown))}; there are {' and '.join(DISTRIBUTIONS)}"
+            f"no such distribution: {', '.join(sorted(unknown))}; there are {', '.join(DISTRIBUTIONS)}"
         )
     for name in given.names or DISTRIBUTIONS:
-        if name == WORKER:
+        if name in (WORKER, HYDRA):
             with tempfile.TemporaryDirectory() as folder:
-                stage(Path(folder))
+                (stage if name == WORKER else stage_hydra)(Path(folder))
                 build(Path(folder), given.out.resolve())
         else:
             build(closure.ROOT, given.out.resolve())

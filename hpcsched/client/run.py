@@ -234,7 +234,7 @@ class Run:
             bare = [{**self._of(one, where), **table} for one in what]
             living, taken, arrays = names_in(self._rundir)
             while True:
-                for job, array in self._unseen.items() if living else ():
+                for job, array in list(self._unseen.items()) if living else ():
                     taken.append(job)
                     if array:
                         arrays.setdefault(array, []).append(job)

@@ -74,7 +74,7 @@ def wheel(built: Path) -> Path:
 
 def test_they_pass_the_usual_checks(built: Path) -> None:
     files = sorted([*built.glob("*.whl"), *built.glob("*.tar.gz")])
-    assert len(files) == 4
+    assert len(files) == 6
     call(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *files, cwd=ROOT)
     for file in built.glob("*.whl"):
         call(sys.executable, "-m", "check_wheel_contents", file, cwd=ROOT)
@@ -111,6 +111,16 @@ def test_a_wheel_holds_the_package_alone(wheel: Path) -> None:
     assert tops == {"hpcsched", f"{stem}.data", f"{stem}.dist-info"}
     assert "hpcsched/py.typed" in names and f"{stem}.dist-info/licenses/LICENSE" in names
     assert "hpcsched/store/migrations/script.py.mako" in names
+
+
+def test_the_wheel_of_hydras_launcher_is_a_plugin_with_the_licence(built: Path) -> None:
+    (wheel,) = built.glob("hydra_hpcsched_launcher-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        assert any(name.endswith(".dist-info/licenses/LICENSE") for name in archive.namelist())
+    folder = "hydra_plugins/hydra_hpcsched_launcher"
+    there = (ROOT / "packaging/hydra" / folder).iterdir()
+    assert names == {f"{folder}/{path.name}" for path in there if path.is_file()}
 
 
 def test_a_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""Hydra's launcher `hpcsched`: the jobs of a `--multirun` share the GPUs of one allocation."""
