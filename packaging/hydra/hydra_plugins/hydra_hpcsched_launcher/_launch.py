@@ -100,7 +100,7 @@ def _composed(launcher: HpcschedLauncher, overrides: Sequence[str], number: int)
     """The configuration of one job, as Hydra's own launcher has it."""
     config = launcher.hydra_context.config_loader.load_sweep_config(launcher.config, list(overrides))
     with open_dict(config):
-        config.hydra.job.id = number
+        config.hydra.job.id = str(number)
         config.hydra.job.num = number
     return config
 
