@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ import hpcsched
 from hpcsched import jobfile
 from hpcsched.client.keys import Keys
 from hpcsched.errors import ConfigError, NoSuchRun
-from hydra_plugins.hydra_hpcsched_launcher import _run
+from hydra_plugins.hydra_hpcsched_launcher import _launch, _run
 from hydra_plugins.hydra_hpcsched_launcher._launch import job_keys, labels, stem
 from hydra_plugins.hydra_hpcsched_launcher.config import HpcschedLauncherConf
+from hydra_plugins.hydra_hpcsched_launcher.hpcsched_launcher import HpcschedLauncher
 
 ROOT = Path(__file__).resolve().parents[3]
 OF_THE_LAUNCHER = {"_target_", "dir", "wait_for_agent", "run"}
@@ -116,6 +118,15 @@ def test_each_end_is_told_once_also_over_a_time_without_an_agent(monkeypatch: py
     assert waited(FakeRun(*turns), 60.0) == [("a", "FAILED", "/o"), ("b", "COMPLETED", "")]
     with pytest.raises(NoSuchRun):
         waited(FakeRun(*turns), 0.0)
+
+
+def test_an_agent_that_has_left_between_two_batches_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, theirs = [_run.SweepRun(SimpleNamespace(alive=False), 0.0, own=own) for own in (True, False)]  # type: ignore[arg-type]
+    opened = iter([own, own, theirs])
+    monkeypatch.setattr(_run.SweepRun, "open", lambda *_: next(opened))
+    monkeypatch.setattr(_launch, "launch", lambda _, run, *__: run)
+    launcher = HpcschedLauncher()
+    assert [launcher.launch([[]], 0) for _ in range(4)] == [own, own, theirs, theirs]
 
 
 def test_a_wait_that_is_no_duration_is_refused() -> None:

@@ -21,10 +21,16 @@ LOOKS_EVERY_S = 2.0
 
 
 class SweepRun(NamedTuple):
-    """A run, and for how many seconds it may be without an agent."""
+    """A run, for how many seconds it may be without an agent, and whether that was started here."""
 
     run: Run
     patience_s: float
+    own: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether its agent was started here and has left, having had nothing to run for so long."""
+        return self.own and not self.run.alive
 
     @classmethod
     def open(cls, dir: str | None, options: Mapping[str, Any], wait_for_agent: str) -> SweepRun:
@@ -47,7 +53,7 @@ class SweepRun(NamedTuple):
         own = Run.start(dir, **given)
         log.info(f"hpcsched: started an agent in {own.dir}")
         atexit.register(_stop, own)
-        return cls(own, 0.0)
+        return cls(own, 0.0, own=True)
 
     def wait(self, jobs: Sequence[Job], tell: Callable[[str, str, str], None]) -> None:
         """Wait until all of them have ended; `tell` the name, state and output of each that has.

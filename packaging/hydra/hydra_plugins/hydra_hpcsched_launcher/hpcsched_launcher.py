@@ -45,7 +45,7 @@ class HpcschedLauncher(Launcher):
         from hydra_plugins.hydra_hpcsched_launcher._run import SweepRun
 
         try:
-            if self._run is None:
+            if self._run is None or self._run.over:
                 self._run = SweepRun.open(self.dir, self.options, self.wait_for_agent)
             return launch(self, self._run, job_overrides, initial_job_idx)
         except HpcschedError as error:
