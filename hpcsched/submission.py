@@ -91,6 +91,7 @@ def as_table(spec: JobSpec) -> dict[str, Any]:
         "background": spec.background,
         "max_foreground_slowdown": spec.max_foreground_slowdown,
         "submit_at": spec.submit_at,
+        "priority": spec.priority,
         "retries": spec.retries,
         "env": dict(spec.env),
         "output": spec.output,

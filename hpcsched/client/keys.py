@@ -27,6 +27,7 @@ class Keys(TypedDict, total=False):
     background: bool
     max_foreground_slowdown: float
     submit_at: float | str
+    priority: int
     retries: int
     env: Mapping[str, str]
     output: str

@@ -170,6 +170,7 @@ def _pending(job_id: int, spec: JobSpec, user: str) -> JobStatus:
         exit=None,
         model=spec.model,
         user=user,
+        priority=spec.priority,
         array=spec.array.name if spec.array else "",
         array_index=spec.array.index if spec.array else None,
     )

@@ -217,7 +217,8 @@ class JobSpec:
     `progress_pattern` finds the step in a line of its output ("": as its dialect does, if it speaks one).
     `container`: what it runs in (None: the host itself).
     `needs`: time, cores, memory, kinds of GPUs, modules (None: the file says nothing of these). `array`: the
-    jobs that it was submitted with as one (None: it stands alone).
+    jobs that it was submitted with as one (None: it stands alone). `priority`: a higher one waits before all
+    with a lower one; among equals it is first come, first served.
     """
 
     name: str
@@ -251,6 +252,7 @@ class JobSpec:
     container: Container | None = None
     needs: Needs | None = None
     array: Array | None = None
+    priority: int = 0
 
     @property
     def epochs(self) -> float | None:

@@ -39,6 +39,9 @@ MATRIX = schema.table(
     'a table of values: lists of texts, numbers, true and false, such as [1e-3, 1e-2], or "1..5"'
 )
 AT_ONCE = whole("how many of a matrix may be under way at a time: 1 or more")
+MOST_PRIORITY = 10_000
+"""Of either sign."""
+
 _ARRAY = schema.table(
     "{ name = NAME, index = NUMBER }, and at_once = NUMBER",
     properties={"name": text("").schema, "index": whole("", 0).schema, "at_once": whole("").schema},
@@ -99,6 +102,9 @@ class Job:
         number("a share of the job's speed, 0 to 1", minimum=0, maximum=1), 0.05
     )
     submit_at: float | str = option(TIME, 0)
+    priority: int = option(
+        whole(f"a whole number, {-MOST_PRIORITY} to {MOST_PRIORITY}", -MOST_PRIORITY, MOST_PRIORITY), 0
+    )
     retries: int = option(whole("0 or more", 0), 2)
     env: dict[str, str] = option(
         schema.table("a table of texts by variable name", additionalProperties={"type": "string"}), {}

@@ -198,6 +198,7 @@ class SnapshotWriter:
             cores=cores,
             array=job.spec.array.name if job.spec.array else "",
             array_index=job.spec.array.index if job.spec.array else None,
+            priority=job.spec.priority,
             kept=list(machine.run.kept.get(job.id, ())),
             updated=list(machine.run.updated.get(job.id, ())),
             saves=self._saves(job, now) if job.spec.restart else "",

@@ -168,6 +168,7 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     kept: list[str] = []
     updated: list[str] = []
     saves: str = ""
+    priority: int = 0
 
 
 class Status(msgspec.Struct, kw_only=True):

@@ -147,6 +147,7 @@ class AnythingGoes(_Run):
                     max_foreground_slowdown=slowdown,
                     after=names,
                     array=Array(name="some", index=first + i, at_once=2) if retries == 0 else None,
+                    priority=5 if retries == 2 else 0,
                     retries=retries,
                     submit_at=self.driver.now + wait_s if wait_s else 0.0,
                 )

@@ -91,6 +91,7 @@ def test_a_job_that_0_1_0_has_left_in_the_inbox_is_taken(tmp_path):
 
 WRONG = {
     "name": "../x",
+    "priority": 10_001,
     "kind": "trainer",
     "model": "\0",
     "trainer": "no colon",

@@ -37,6 +37,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
     "%B": ("BATCH", lambda j: about_batches.batch(j)),
     "%W": ("WORKERS", lambda j: _counts(j) or about_batches.workers(j)),
+    "%Q": ("PRIORITY", lambda j: str(j.priority)),
     "%K": ("INDEX", lambda j: "-" if j.array_index is None else str(j.array_index)),
     "%y": ("SIMILARITY", lambda j: about_batches.similarity(j)),
     "%k": ("SAVES", lambda j: j.saves or "-"),
@@ -85,6 +86,7 @@ def where(job: JobStatus) -> str:
 
 _SORTED_BY: dict[str, Callable[[JobStatus], Any]] = {
     "%i": lambda j: j.id,
+    "%Q": lambda j: j.priority,
     "%K": lambda j: -1 if j.array_index is None else j.array_index,
     "%t": lambda j: list(JobState).index(j.state),
     "%T": lambda j: list(JobState).index(j.state),

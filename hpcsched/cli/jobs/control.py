@@ -159,6 +159,8 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
 @option("--gpus", "-G", metavar="N", default="auto", help="GPUs: auto, a number, or MIN-MAX.")
 @option("--after", metavar="JOB", multiple=True, help="Start when this job has completed; can be repeated.")
 @option("--output", "-o", metavar="PATTERN", help="Output file, with %j %x %a %N %u.")
+@option("--priority", type=int, metavar="N", help="A higher one goes first in line (0).")
+@option("--nice", type=int, is_flag=False, flag_value=100, metavar="[N]", help="As --priority -N (100).")
 @option("--retries", type=int, help="Failures in a row allowed (2).")
 @click.option("--export", metavar="NAME,...", multiple=True, help=_EXPORT)
 @option(
@@ -183,6 +185,8 @@ def submit(
     gpus: str,
     after: tuple[str, ...],
     output: str | None,
+    priority: int | None,
+    nice: int | None,
     retries: int | None,
     export: tuple[str, ...],
     processes: str,
@@ -210,7 +214,10 @@ def submit(
         user = user_name()
         jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, arrays=arrays, again=True).jobs
     elif words:
-        optional = {"model": model, "steps": steps, "output": output, "retries": retries}
+        if nice is not None:
+            priority = (priority or 0) - nice
+        optional = {"model": model, "steps": steps, "output": output, "priority": priority}
+        optional |= {"retries": retries}
         keys: dict[str, Any] = {key: value for key, value in optional.items() if value is not None}
         waits_for = [name for key in after for name in arrays.get(key, [key])]
         keys |= {"gpus": _gpus(gpus), "after": waits_for, "env": exported(export)}

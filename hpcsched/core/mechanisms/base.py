@@ -71,7 +71,7 @@ class Mechanism:
 
     def enqueue(self, job: Job) -> None:
         """Put a job into the queue."""
-        self.queue.add(job.id, arrival=job.submit_s, need=1)
+        self.queue.add(job.id, arrival=job.submit_s, need=1, priority=job.spec.priority)
 
     def dequeue(self, job: Job) -> None:
         """Take a job out of the queue, if it is there."""

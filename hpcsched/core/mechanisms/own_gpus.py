@@ -34,7 +34,14 @@ class OwnGpus(Mechanism):
 
     def enqueue(self, job: Job) -> None:
         needs = job.spec.needs.placing if job.spec.needs else None
-        self.queue.add(job.id, arrival=job.submit_s, need=job.least, nodes=job.spec.nodes, needs=needs)
+        self.queue.add(
+            job.id,
+            arrival=job.submit_s,
+            need=job.least,
+            nodes=job.spec.nodes,
+            needs=needs,
+            priority=job.spec.priority,
+        )
 
     def waiting_reason(self, job: Job) -> Reason:
         plan, free = self._run.plan, len(self._ledger.free)

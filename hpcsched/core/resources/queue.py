@@ -1,4 +1,5 @@
-"""The jobs that could start now, in FIFO order, found without walking past those that do not fit."""
+"""The jobs that could start now, by priority and in FIFO order, found without walking past those that do not
+fit."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def _could(key: tuple[int, int, Needs | None], fits: Fits, meets: Meets | None) 
 
 
 class WaitingQueue:
-    """Waiting jobs, one heap for each smallest acceptable (GPU count on each host, number of hosts, needs).
+    """Waiting jobs, one heap for each priority and smallest acceptable (GPU count on each host, number of
+    hosts, needs).
 
     Adding costs O(log n), removing O(1); a walk costs O(log n) for each job it yields, whatever
     the number of jobs that are too large for the free GPUs (MARBLE section V-C: the cost of a
@@ -29,7 +31,8 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heaps: dict[tuple[int, int, Needs | None], list[Entry]] = {}
+        self._heaps: dict[tuple[int, tuple[int, int, Needs | None]], list[Entry]] = {}
+        """By (priority, negative; what is asked for)."""
         self._tickets: dict[int, int] = {}
         self._issued = 0
 
@@ -40,13 +43,21 @@ class WaitingQueue:
         return job_id in self._tickets
 
     def add(
-        self, job_id: int, *, arrival: float, need: int, nodes: int = 1, needs: Needs | None = None
+        self,
+        job_id: int,
+        *,
+        arrival: float,
+        need: int,
+        nodes: int = 1,
+        needs: Needs | None = None,
+        priority: int = 0,
     ) -> None:
         """Put a job in; `need` is the smallest GPU count, on each of `nodes` hosts, it can start on, `needs`
-        what matters of these hosts and GPUs."""
+        what matters of these hosts and GPUs. A higher `priority` goes first, whenever it came."""
         self._issued += 1
         self._tickets[job_id] = self._issued
-        heappush(self._heaps.setdefault((need, nodes, needs), []), (arrival, job_id, self._issued))
+        heap = self._heaps.setdefault((-priority, (need, nodes, needs)), [])
+        heappush(heap, (arrival, job_id, self._issued))
 
     def remove(self, job_id: int) -> None:
         """Take a job out if it is in; its entry goes when it reaches the top of its heap."""
@@ -64,16 +75,16 @@ class WaitingQueue:
 
     def asked(self) -> list[tuple[int, int, Needs | None]]:
         """What waiting jobs ask for, each once: a GPU count on each of so many hosts, and needs."""
-        return [key for key, heap in self._heaps.items() if self._head(heap)]
+        return list({key: None for (_, key), heap in self._heaps.items() if self._head(heap)})
 
     def first(self) -> int | None:
-        """The job that has waited longest, or None."""
-        heads = [head for heap in self._heaps.values() if (head := self._head(heap))]
-        return min(heads)[1] if heads else None
+        """The job that is first in line, or None."""
+        heads = [(rank, head) for (rank, _), heap in self._heaps.items() if (head := self._head(heap))]
+        return min(heads)[1][1] if heads else None
 
     def any_fits(self, fits: Fits, meets: Meets | None = None) -> bool:
         """Whether some waiting job could start."""
-        return any(_could(key, fits, meets) for key, heap in self._heaps.items() if self._head(heap))
+        return any(_could(key, fits, meets) for (_, key), heap in self._heaps.items() if self._head(heap))
 
     def walk(self, fits: Fits, meets: Meets | None = None) -> Iterator[int]:
         """Waiting jobs in order that could start; `fits` is asked anew before each. `meets`: whether
@@ -81,15 +92,15 @@ class WaitingQueue:
         passed: list[tuple[list[Entry], Entry]] = []
         try:
             while True:
-                best: list[Entry] | None = None
-                for key, heap in self._heaps.items():
-                    first = self._head(heap) and (best is None or heap[0] < best[0])
+                best: tuple[int, list[Entry]] | None = None
+                for (rank, key), heap in self._heaps.items():
+                    first = self._head(heap) and (best is None or (rank, heap[0]) < (best[0], best[1][0]))
                     if first and _could(key, fits, meets):
-                        best = heap
+                        best = rank, heap
                 if best is None:
                     return
-                entry = heappop(best)
-                passed.append((best, entry))
+                entry = heappop(best[1])
+                passed.append((best[1], entry))
                 yield entry[1]
         finally:
             for heap, entry in passed:

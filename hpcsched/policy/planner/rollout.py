@@ -67,7 +67,9 @@ class _Rollout:
 
     def _enqueue(self, i: int) -> None:
         work, job = self._problem.works[i], self._jobs[i]
-        self._queue.add(job.id, arrival=job.submit_s, need=work.least, nodes=work.nodes)
+        self._queue.add(
+            job.id, arrival=job.submit_s, need=work.least, nodes=work.nodes, priority=job.spec.priority
+        )
 
     def _decide(self) -> None:
         timeline = self._timeline

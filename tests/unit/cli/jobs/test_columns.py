@@ -54,7 +54,7 @@ def test_wrong_columns_are_refused(format_: str) -> None:
 
 def test_what_cannot_be_sorted_by_is_refused() -> None:
     with pytest.raises(ConfigError, match="--sort"):
-        in_order(a_status(1).jobs, "Q")
+        in_order(a_status(1).jobs, "Z")
 
 
 def test_an_array_is_one_line() -> None:

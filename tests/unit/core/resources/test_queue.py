@@ -107,3 +107,15 @@ def test_jobs_whose_needs_are_not_met_are_passed_without_being_walked() -> None:
     assert queue.any_fits(lambda need, nodes: True, meets)
     queue.remove(2000)
     assert not queue.any_fits(lambda need, nodes: True, meets)
+
+
+def test_a_higher_priority_goes_first_and_equals_as_they_came():
+    queue = WaitingQueue()
+    for job, (priority, arrival, need) in enumerate(
+        [(0, 0.0, 1), (5, 3.0, 2), (0, 1.0, 2), (5, 2.0, 1), (-1, 0.0, 1)]
+    ):
+        queue.add(job, arrival=arrival, need=need, priority=priority)
+    assert queue.first() == 3
+    assert list(queue.walk(lambda need, nodes: True)) == [3, 1, 0, 2, 4]
+    queue.add(4, arrival=0.0, need=1, priority=9)  # it was given another one
+    assert list(queue.walk(lambda need, nodes: need == 1)) == [4, 3, 0]
