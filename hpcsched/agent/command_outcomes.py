@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from signal import Signals
 
-from hpcsched.agent.inbox import Answer, Command
+from hpcsched.agent.inbox import USERS_SIGNALS, Answer, Command
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -41,6 +42,25 @@ def command_outcome(
     events: list[ev.Event] = [make(at=at, cause=c, job_id=i) for c, i in zip(causes, doing, strict=False)]
     done, outcomes = [done for done, _ in told], [text for _, text in told]
     return events, Answer(ids=command.targets, outcomes=outcomes, done=done)
+
+
+def signal_outcome(machine: Machine, command: Command, send: Callable[[int, Signals], bool]) -> Answer:
+    """Send a signal to the processes of jobs, and say to which.
+
+    `send(job id, signal)`: whether there are any.
+    """
+    if command.signal not in USERS_SIGNALS:
+        return Answer(error=f"{command.signal[:20]!r} is none of {', '.join(USERS_SIGNALS)}")
+    unknown = [i for i in command.targets if i not in machine.run.jobs]
+    if unknown:
+        return Answer(error=f"no job {unknown[0]}")
+    done = [send(i, Signals[command.signal]) for i in command.targets]
+    states = [machine.run.jobs[i].state for i in command.targets]
+    told = [
+        f"was sent {command.signal}" if sent else f"is {state}: it has no processes"
+        for sent, state in zip(done, states, strict=True)
+    ]
+    return Answer(ids=command.targets, outcomes=told, done=done)
 
 
 def _retry(

@@ -387,6 +387,13 @@ class Effects:
         """Ids of the jobs whose newest state is still on its way from memory to disk."""
         return self._launcher.keeping()
 
+    def signal(self, job_id: int, sig: signal.Signals) -> bool:
+        """Send a user's signal to a job's processes; whether it has any."""
+        mine = [one for one in self._attempts.values() if one.job_id == job_id]
+        for group in (group for one in mine for group in (one.workers, *one.joined)):
+            group.signal(sig)
+        return bool(mine)
+
     def progress(self) -> tuple[Progress, ...]:
         """The progress of the running attempts that report it."""
         return tuple(

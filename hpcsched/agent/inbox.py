@@ -30,14 +30,17 @@ ANSWER_KEPT_S = 60.0
 """Time after which an answer that nobody has fetched is deleted (chosen): its sender does not wait."""
 
 JOB_COMMANDS = ("cancel", "hold", "release", "suspend", "resume", "retry")
-COMMANDS = ("submit", "drain", *JOB_COMMANDS)
+COMMANDS = ("submit", "drain", "signal", *JOB_COMMANDS)
+
+USERS_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU", "SIGCONT")
+"""What `cancel --signal` sends: not SIGTERM, SIGTSTP, SIGKILL, by which the agent suspends and ends jobs."""
 
 
 class Command(msgspec.Struct, kw_only=True):
     """One command. `jobs` for submit, `targets` (job ids) for those about jobs.
 
     Of a submit: `update` takes what `jobs` say of jobs that the run has, and `workdir` is where it was given.
-    Of a retry: `from_scratch`.
+    Of a retry: `from_scratch`. Of a signal its name, such as "SIGUSR1".
     """
 
     schema: int = 1
@@ -47,6 +50,7 @@ class Command(msgspec.Struct, kw_only=True):
     update: bool = False
     workdir: str = ""
     from_scratch: bool = False
+    signal: str = ""
 
 
 class Answer(msgspec.Struct, kw_only=True):

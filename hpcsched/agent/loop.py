@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 
-from hpcsched.agent.command_outcomes import command_outcome
+from hpcsched.agent.command_outcomes import command_outcome, signal_outcome
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
@@ -350,6 +350,8 @@ class Agent:
             return self._submit(command, cause)
         if command.command == "drain":
             return self._done([ev.DrainRequested(at=at, cause=cause)], Answer())
+        if command.command == "signal":  # nothing of the run changes by it, so no event says so
+            return signal_outcome(self._machine, command, self._r.effects.signal)
         events, answer = command_outcome(
             self._machine,
             command,

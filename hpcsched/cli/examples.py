@@ -23,7 +23,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "top": ("hpcsched top", "hpcsched top -n 1"),
     "explain": ("hpcsched explain", "hpcsched explain train"),
-    "cancel": ("hpcsched cancel train", "hpcsched cancel 3-7,9"),
+    "cancel": ("hpcsched cancel --signal USR1 train", "hpcsched cancel train", "hpcsched cancel 3-7,9"),
     "hold": ("hpcsched hold train", "hpcsched hold 3-7"),
     "release": ("hpcsched release train",),
     "suspend": ("hpcsched suspend train",),

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
-from hpcsched.agent.inbox import Answer, Command, send
+from hpcsched.agent.inbox import USERS_SIGNALS, Answer, Command, send
 from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, option, select
 from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.directives import WithDirectives
@@ -54,17 +54,20 @@ def _on_jobs(name: str, help_: str) -> click.Command:
     @dir_option
     @click.pass_context
     def command(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None) -> int:
-        rundir = find_run(ctx, dir_)
-        if name == "cancel" and not agent_works(rundir) and waits(rundir):
-            return without_agent.cancel(rundir, jobs)
-        status = _living(rundir)
-        chosen = select(status, jobs)
-        of_arrays = _words(jobs)
-        # Of an array those that are not over are meant.
-        chosen = [job for job in chosen if not (job.array in of_arrays and job.state.final)] or chosen
-        return _tell(status, ask(rundir, Command(command=name, targets=[job.id for job in chosen])))
+        return _to_jobs(name, find_run(ctx, dir_), jobs)
 
     return command
+
+
+def _to_jobs(command: str, rundir: RunDir, jobs: Sequence[str], *, signal: str = "") -> int:
+    """Have a command carried out for the jobs of these names; the exit code."""
+    status = _living(rundir)
+    chosen = select(status, jobs)
+    of_arrays = _words(jobs)
+    # Of an array those that are not over are meant.
+    chosen = [job for job in chosen if not (job.array in of_arrays and job.state.final)] or chosen
+    targets = [job.id for job in chosen]
+    return _tell(status, ask(rundir, Command(command=command, targets=targets, signal=signal)))
 
 
 def _words(keys: Sequence[str]) -> set[str]:
@@ -80,7 +83,26 @@ def _tell(status: Status, answer: Answer) -> int:
 
 
 _NOTHING = " Exit code 1: nothing could be done to any of them."
-cancel = _on_jobs("cancel", "End JOBS (ids, names, 3-7) for good." + _NOTHING)
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, shell_complete=job_names)
+@dir_option
+@click.option("--signal", "-s", metavar="SIG", help="Send this signal to their processes, and do no more.")
+@click.pass_context
+def cancel(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, signal: str | None) -> int:
+    """End JOBS (ids, names, 3-7) for good. Exit code 1: nothing could be done to any of them."""
+    rundir = find_run(ctx, dir_)
+    if signal is None and not agent_works(rundir) and waits(rundir):
+        return without_agent.cancel(rundir, jobs)
+    if signal is None:
+        return _to_jobs("cancel", rundir, jobs)
+    name = f"SIG{signal.upper().removeprefix('SIG')}"
+    if name not in USERS_SIGNALS:
+        raise ConfigError(where="--signal", got=repr(signal), accepted=", ".join(USERS_SIGNALS))
+    return _to_jobs("signal", rundir, jobs, signal=name)
+
+
 hold = _on_jobs("hold", "Keep waiting JOBS from starting until released." + _NOTHING)
 release = _on_jobs("release", "Let held JOBS go." + _NOTHING)
 suspend = _on_jobs("suspend", "Have running JOBS save and leave their GPUs until resumed." + _NOTHING)

@@ -81,6 +81,22 @@ def _questions(bench: Bench) -> None:
         assert unknown.stderr.count("\n") == 1
 
 
+def test_a_users_signal_reaches_a_job_and_changes_nothing_of_the_run(bench: Bench) -> None:
+    program = "trap 'echo had it' USR1; echo there; while :; do sleep 0.1; done"
+    bench.start(bench.set_of(job("a", program)), *CPU)
+    bench.until(lambda: "there" in bench("logs", "a").stdout)
+    sent = bench("cancel", "--signal", "usr1", "a")
+    assert sent.returncode == 0 and "job 1 (a): was sent SIGUSR1" in sent.stderr
+    bench.until(lambda: "had it" in bench("logs", "a").stdout)
+    assert bench.states() == {"a": "RUNNING"}
+    wrong = bench("cancel", "-s", "TERM", "a")
+    assert wrong.returncode == 2 and "--signal: 'TERM'; accepted: SIGUSR1" in wrong.stderr
+    assert bench("cancel", "a").returncode == 0
+    bench.until(lambda: bench.states() == {"a": "CANCELLED"})
+    late = bench("cancel", "-s", "USR1", "a")
+    assert late.returncode in (1, 3)
+
+
 def test_logs_follow_a_job_to_its_end(bench: Bench) -> None:
     script = "for n in 1 2 3; do echo $n; sleep 0.3; done; printf end"
     agent = bench.start(bench.set_of(job("a", script, gpus=1)), *CPU)
