@@ -58,7 +58,12 @@ class Point:
         )
 
 
+def is_name(name: str) -> bool:
+    """Whether a metric can have it."""
+    return 0 < len(name) <= MOST_NAME and name.isprintable() and name not in RESERVED
+
+
 def _name(name: str) -> str:
-    if not 0 < len(name) <= MOST_NAME or not name.isprintable() or name in RESERVED:
+    if not is_name(name):
         raise BadInput(f"{name[:MOST_NAME]!r} is no name of a metric")
     return name

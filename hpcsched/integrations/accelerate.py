@@ -9,8 +9,8 @@ Without hpcsched it is accelerate's.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +22,10 @@ from accelerate.utils import DistributedType
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from hpcsched.errors import ConfigError
-from hpcsched.integrations.accelerate_place import At, Place
+from hpcsched.integrations.accelerate_place import At, Pass, Place
 from hpcsched.integrations.boundary import Boundary, bare
 from hpcsched.integrations.global_batch import accumulation
+from hpcsched.integrations.metrics import whole_work
 from hpcsched.worker.link import Link
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import say
@@ -75,7 +76,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         if not self._elastic.able:
             yield from range(epochs)
             return
-        self._elastic.begin()
+        self._elastic.begin(epochs)
         place = self._elastic.place
         try:
             while place.epoch < epochs:
@@ -127,7 +128,9 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         self._elastic.computed(loss.detach())
 
     def log(self, values: dict[str, Any], step: int | None = None, *args: Any, **kwargs: Any) -> None:
-        """As accelerate's; the last numbers by name become the job's results at `end_training`."""
+        """As accelerate's; numbers also go into the job's metrics, after as many steps as are completed. The
+        last ones by name become its results at `end_training`."""
+        self._elastic.boundary.metrics.log(values, self.completed_steps)
         self._elastic.results |= {
             name: float(value) for name, value in values.items() if isinstance(value, (int, float))
         }
@@ -147,9 +150,9 @@ class _Elastic:
         self.loss: torch.Tensor | None = None
         """Of the newest backward pass; None while there was none since the last step."""
         self.results: dict[str, float] = {}
-        self.passes: list[_Pass] = []
+        self.passes: list[Pass] = []
         """Those under way: an evaluation's within a training's."""
-        self._stepping: list[_Pass] = []
+        self._stepping: list[Pass] = []
         """Those of the newest step: that were under way then, and not only to keep a look."""
         self._stepped = self._asked = False
         self._accelerator = accelerator
@@ -163,6 +166,10 @@ class _Elastic:
         found = self.link.checkpoint if self.able else None
         self.place = Place.load(found) if found else Place()
         self.found = found
+        self._epochs = 0
+        self._epoch_began: int | None = None
+        """The steps before this epoch; None for one of which this attempt has not seen the beginning."""
+        self._total: int | None = None
         self._goes_on: dict[int, At] = {}
         self._begun: Counter[int] = Counter()
 
@@ -199,9 +206,10 @@ class _Elastic:
 
     # -- a training --------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, epochs: int) -> None:
         """Take up what was saved, and say that it can be suspended."""
         accelerator, place = self._accelerator, self.place
+        self._epochs = epochs
         if self.found is not None:
             hook = accelerator.register_load_state_pre_hook(_into_bare)
             try:
@@ -215,6 +223,7 @@ class _Elastic:
             self._draw_on()
         self.begin_epoch()
         self._goes_on = {**place.loaders}
+        self._epoch_began = None if place.loaders else place.step
         place.world_size = accelerator.num_processes
         accelerator.wait_for_everyone()
         self.link.ready()
@@ -225,17 +234,18 @@ class _Elastic:
 
     def begin_epoch(self) -> None:
         """No pass over a loader has begun in it yet."""
+        self._epoch_began = self.place.step
         self._goes_on = {}
         self._begun.clear()
 
-    def new_pass(self, number: int) -> _Pass:
+    def new_pass(self, number: int) -> Pass:
         """Over the loader of this number."""
         others = self._begun[number]
         self._begun[number] += 1
         at = self._goes_on.get(number)
         if at is None or at.others != others:
-            return _Pass(number, others)
-        return _Pass(number, others, at.batches // self.share, at.through, part=True)
+            return Pass(number, others)
+        return Pass(number, others, at.batches // self.share, at.through, part=True)
 
     def taken_up(self, source: Any) -> Iterator[Any]:
         """The batches of a loader that was left in the middle: what was drawn at random before was drawn
@@ -278,7 +288,7 @@ class _Elastic:
         if not self.able:  # then nobody asks at the next batch
             self.count()
 
-    def batch_made(self, this: _Pass, *, act: bool = True) -> None:
+    def batch_made(self, this: Pass, *, act: bool = True) -> None:
         """A batch of this pass has been computed: if a step has been made with it, count that, and save or
         leave. After a pass's last one that waits for another loader's, or the next epoch: what follows the
         loop is done before."""
@@ -302,8 +312,23 @@ class _Elastic:
             one.first = one.first or one.had
             if one.part:
                 place.put(one.number, At(one.had * self.share, one.through, one.others))
-        self.boundary.made(place.step, loss)
+        self._estimate()
+        self.boundary.made(place.step, {"loss": loss}, total=self._total)
         return True
+
+    def _estimate(self) -> None:
+        """How many steps there will be, from those of this epoch: where it was seen from its beginning."""
+        of_steps = [one for one in self._stepping if one.part]
+        if self._epochs and self._epoch_began is not None and len(of_steps) == 1:
+            (one,) = of_steps
+            with contextlib.suppress(TypeError):  # of unknown length
+                self._total = whole_work(
+                    begun=self._epoch_began,
+                    epochs=self._epochs - self.place.epoch,
+                    steps=self.place.step - self._epoch_began,
+                    batches=one.had - one.skipped,
+                    length=len(self._accelerator._dataloaders[one.number]),
+                )
 
     def _save(self, folder: Path) -> None:
         accelerator = self._accelerator
@@ -323,19 +348,6 @@ class _Elastic:
     @property
     def _rng_file(self) -> str:
         return f"hpcsched-rng-{self._accelerator.process_index}.pt"
-
-
-@dataclasses.dataclass(eq=False)
-class _Pass:
-    """One pass over a loader, behind `others` in the epoch: `had` batches, of this rank, and whether that was
-    all; `first` of them at its first step. `part`: its batches are known to be the steps'."""
-
-    number: int
-    others: int
-    had: int = 0
-    through: bool = False
-    first: int = 0
-    part: bool = False
 
 
 class _Loader:
@@ -386,7 +398,7 @@ class _Loader:
             return
         goes_on = this.part
         if not goes_on:
-            this.had = self._skip
+            this.had = this.skipped = self._skip
         source = self._behind(this.had)
         batches = elastic.taken_up(source) if goes_on else source
         elastic.passes.append(this)

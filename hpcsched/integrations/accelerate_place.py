@@ -23,6 +23,21 @@ class At(NamedTuple):
     others: int = 0  # was not kept by earlier versions
 
 
+@dataclasses.dataclass(eq=False)
+class Pass:
+    """One pass over a loader, behind `others` in the epoch: `had` batches, of this rank, the first `skipped`
+    of which were not read, and whether that was all; `first` of them at its first step. `part`: its batches
+    are known to be the steps'."""
+
+    number: int
+    others: int
+    had: int = 0
+    through: bool = False
+    first: int = 0
+    part: bool = False
+    skipped: int = 0
+
+
 @dataclasses.dataclass
 class Place:
     """Where a training is: `loaders` are those of the steps in `epoch`, by their numbers."""

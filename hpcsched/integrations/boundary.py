@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from hpcsched.integrations import leaving
 from hpcsched.integrations.agreement import Agreement
+from hpcsched.integrations.metrics import Metrics
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say
 
@@ -27,11 +29,15 @@ class Boundary:
         self._link, self._save = link, save
         self._agree = Agreement()
         self._step, self._acted = 0, True
+        self.metrics = Metrics(link)
 
-    def made(self, step: int, loss: torch.Tensor | None = None) -> None:
-        """`step` steps are made, and `act` is to follow."""
+    def made(self, step: int, values: Mapping[str, Any] | None = None, *, total: int | None = None) -> None:
+        """`step` steps are made, of `total` where that is known, and `act` is to follow. `values` are what is
+        to be logged by name, a loss among them, if it is time."""
         self._step, self._acted = step, False
-        self._link.report(step, loss)
+        values = values or {}
+        self._link.report(step, values.get("loss"), total=total)
+        self.metrics.at_pace(values, step)
 
     def act(self) -> None:
         """Save or leave if any rank is to; nothing where no step was made since.

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from hpcsched.integrations import leaving
 from hpcsched.integrations.agreement import Agreement
+from hpcsched.integrations.metrics import Metrics
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say
 
@@ -37,17 +38,26 @@ class Elastic:
         step: how many steps are done in what `state` holds now, by a checkpoint of the program's own; it
             stays if it is newer than hpcsched's.
         samples: samples of one step (the global batch), if it never changes.
+        total: the steps of the whole work, so that `hpcsched status` knows the time left.
 
     A checkpoint of any number of ranks is resharded to those that there are. The random numbers of a rank go
     on where they were if there are as many ranks as before; else each rank keeps the seed that the program
     has given it, and rank 0 says so. Raises what `dcp.load` raises.
     """
 
-    def __init__(self, state: Mapping[str, Any], *, step: int = 0, samples: int | None = None) -> None:
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int = 0,
+        samples: int | None = None,
+        total: int | None = None,
+    ) -> None:
         self.step = step
         """How many steps are done: go on with the next one."""
-        self._state, self._samples = dict(state), samples
+        self._state, self._samples, self._total = dict(state), samples, total
         self._link, self._agree = Link(), Agreement()
+        self._metrics = Metrics(self._link)
         found = self._link.checkpoint
         if found is not None and self._link.step > step:
             names = FileSystemReader(found).read_metadata().state_dict_metadata
@@ -67,7 +77,8 @@ class Elastic:
         same step; not after the last one, where the job file says which that is (`steps`).
         """
         self.step = step
-        self._link.report(step, loss)
+        self._link.report(step, loss, total=self._total)
+        self._metrics.at_pace({"loss": loss}, step)
         wishes = self._agree(self._link.wishes())
         if not wishes or not self._link.active:
             return
@@ -82,6 +93,11 @@ class Elastic:
                 say(f"periodic checkpoint failed, training goes on: {error}")
         if leave:
             leaving.leave(self._link)
+
+    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers by name after `step` steps (default: those told by `after`), into the job's metrics.
+        A loss that `after` is given is logged without it."""
+        self._metrics.log(metrics, self.step if step is None else step)
 
     def finish(self, metrics: Mapping[str, float] | None = None) -> None:
         """Put the results of the training on record. It need not be called."""

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Sequ
 from hpcsched.errors import ConfigError
 from hpcsched.integrations.boundary import Boundary, bare
 from hpcsched.integrations.global_batch import accumulation
+from hpcsched.integrations.metrics import whole_work
 from hpcsched.worker.link import Link
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import say
@@ -79,6 +80,9 @@ class Elastic:
         self._passes: list[_Pass] = []  # under way, such as a look at the samples within a training's
         self._stepping: list[_Pass] = []  # those that were when the optimizer made its step
         self._begun = 0  # passes in this epoch
+        self._epochs = 0
+        self._epoch_began: int | None = None  # the step; of one that this attempt has not begun: None
+        self._total: int | None = None
         self._inside = False
         self._rng: dict[str, Any] | None = None
         self._device = _device(parts)
@@ -107,6 +111,7 @@ class Elastic:
             self._place.step = steps
             return
         self._begin()
+        self._total = steps
         while self._place.step < steps:
             yield from self._given(self._place.step)
             self._count()
@@ -123,11 +128,14 @@ class Elastic:
             return
         self._begin()
         self._inside = True
+        self._epochs = epochs
+        self._epoch_began = None if self._place.batches else self._place.step
         while self._place.epoch < epochs:
             yield from self._given(self._place.epoch)
             if self._stepped:  # with a batch whose loop is not known to be over
                 self._count()
             self._place = _Place(self._place.step, self._place.epoch + 1)
+            self._epoch_began = self._place.step
             self._begun = 0
             if self._place.epoch < epochs:
                 self._boundary.act()
@@ -146,6 +154,11 @@ class Elastic:
             raise _cannot("a second loader", "one: the place in the data is that of one loader")
         self._loaders += 1
         return _Loader(self, loader)  # type: ignore[return-value]
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Log numbers by name after the steps made so far, into the job's metrics. Learning rates (`lr`) are
+        logged without it."""
+        self._boundary.metrics.log(metrics, self.step)
 
     def finish(self, metrics: Mapping[str, float] | None = None) -> None:
         """The training is done, with these results."""
@@ -179,9 +192,9 @@ class Elastic:
             self._draw_on()
         return batches
 
-    def batch_made(self, this: _Pass, *, last: bool) -> None:
-        """A batch has been computed, and maybe with it a step: that of the `last` one is acted on when the
-        next epoch is asked for, so that what follows the loop is done before. Raises ConfigError."""
+    def batch_made(self, this: _Pass, length: int, *, last: bool) -> None:
+        """A batch of `length` has been computed, and maybe with it a step: that of the `last` one is acted on
+        when the next epoch is asked for, so that what follows the loop is done before. Raises ConfigError."""
         if not self._stepped or this not in self._stepping:
             return
         place = self._place
@@ -191,7 +204,7 @@ class Elastic:
             )
             raise _cannot(got, "in one, the same when a training goes on: the place is that in it")
         place.looks, place.batches = this.others, this.had
-        self._count()
+        self._count(length)
         if not last:
             self._boundary.act()
 
@@ -215,10 +228,28 @@ class Elastic:
             self.link.close()
             raise
 
-    def _count(self) -> None:
-        self._stepped = False
-        self._place.step += 1
-        self._boundary.made(self._place.step)
+    def _count(self, length: int | None = None) -> None:
+        """A step is made; with a batch of `length` in the epoch, if one of `loader`'s."""
+        place, self._stepped = self._place, False
+        place.step += 1
+        if length is not None and self._epoch_began is not None:
+            self._total = whole_work(
+                begun=self._epoch_began,
+                epochs=self._epochs - place.epoch,
+                steps=place.step - self._epoch_began,
+                batches=place.batches,
+                length=length,
+            )
+        self._boundary.made(place.step, self._rates(), total=self._total)
+
+    def _rates(self) -> dict[str, float]:
+        """The learning rate of each optimizer, as its first group has it."""
+        parts = {n: part for n, part in self._parts.items() if isinstance(part, torch.optim.Optimizer)}
+        return {
+            "lr" if len(parts) == 1 else f"lr-{name}": part.param_groups[0]["lr"]
+            for name, part in parts.items()
+            if part.param_groups and "lr" in part.param_groups[0]
+        }
 
     def _draw_on(self) -> None:
         """Have random numbers go on from the checkpoint, if there is one."""
@@ -290,9 +321,9 @@ class _Loader:
             for batch in elastic.begun(this, self._inner):
                 this.had += 1
                 yield batch
-                elastic.batch_made(this, last=this.had == len(self))
+                elastic.batch_made(this, len(self), last=this.had == len(self))
         except GeneratorExit:  # left by `break`: as after the last one
-            elastic.batch_made(this, last=True)
+            elastic.batch_made(this, len(self), last=True)
             raise
         finally:
             elastic.passed(this)

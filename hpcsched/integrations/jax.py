@@ -11,6 +11,7 @@ for step in range(manager.latest_step() or 0, steps):
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from hpcsched.errors import ConfigError
+from hpcsched.integrations.metrics import Metrics
 from hpcsched.worker.link import Link, Wish
 
 _COLLECTIVES = "jax_cpu_collectives_implementation"
@@ -67,8 +69,8 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
     `save` is to be called after each step, as Orbax means it, or where `should_save`, asked after each step,
     says so: Orbax decides whether one is due, and saves in addition when hpcsched asks, and after the last
     step, where the job file says which that is (`steps`). When the job is to leave, it has saved, and waited
-    for that, it raises SystemExit; not after the last step. All processes call both. `metrics={"loss": ...}`
-    goes to hpcsched too.
+    for that, it raises SystemExit; not after the last step. All processes call both. The numbers of
+    `metrics={"loss": ...}` are logged too, at most once a second.
     """
 
     _on_its_way: int | None = None
@@ -84,6 +86,7 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._link = current()
         self._agreement = Agreement()
+        self._metrics = Metrics(self._link)
         self._link.take_signals()
         if self._link.world_size > jax.process_count():
             raise ConfigError(
@@ -102,15 +105,15 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
         if self._link.active:
             due = bool(self._wishes(step)) or due
             if not due:  # else `save` does, which may know the loss
-                self._report(step)
+                self._report(step, {})
         return due
 
     def save(self, step: int, *args: Any, force: bool | None = False, **options: Any) -> bool:
         """Whether it was saved; see `orbax.checkpoint.CheckpointManager.save`."""
         if not self._link.active:
             return bool(super().save(step, *args, force=force, **options))
-        loss = (options.get("metrics") or {}).get("loss")
-        self._report(step, loss)
+        metrics = options.get("metrics")
+        self._report(step, metrics if isinstance(metrics, Mapping) else {})
         wishes = self._wishes(step)
         if step == self._saved:
             self.wait_until_finished()
@@ -127,9 +130,10 @@ class CheckpointManager(ocp.CheckpointManager):  # type: ignore[misc]
             self._link.leave()
         return saved
 
-    def _report(self, step: int, loss: Any = None) -> None:
+    def _report(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._reported != step:
-            self._link.report(step, None if loss is None else float(loss))
+            self._link.report(step, metrics.get("loss"))
+            self._metrics.at_pace(metrics, step)
             self._reported = step
 
     def _wishes(self, step: int) -> Wish:

@@ -19,8 +19,10 @@ import keras
 import numpy as np
 
 from hpcsched.errors import ConfigError
+from hpcsched.integrations.metrics import Metrics
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say, sync_folder
+from hpcsched.worker.process.metrics_log import Pace
 
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 _PLAIN = (bool, int, float, str, type(None), np.generic)
@@ -77,9 +79,11 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, others: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()
         self._link = current()
+        self._metrics, self._pace = Metrics(self._link), Pace()
         self._others = list(others)
         self._step = 0  # of the training, and that with which the epoch began
         self._epoch, self._epoch_step = 0, 0
+        self._total: int | None = None
         self._passing = 0  # batches of this epoch that are still to be passed over
         self._passed: Callable[[], None]
         self._begun_with: Any = None
@@ -116,7 +120,9 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         found, self._found = self._found, None
-        self._epoch, self._epoch_step = epoch, self._step
+        self._epoch, self._epoch_step = epoch, self._step - (found["batch"] if found else 0)
+        if steps := self.params.get("steps"):
+            self._total = self._epoch_step + (self.params["epochs"] - epoch) * steps
         if found is None:
             self._begun_with = _random_state()
             return
@@ -126,7 +132,6 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._begun_with = found["begun_with"] if found["batch"] else found["random"]
         _restore_random(self._begun_with)
         if found["batch"]:
-            self._epoch_step -= found["batch"]
             # Callbacks have begun this epoch twice: what they set then (a learning rate) had been set.
             self._load(found)
             self._pass_over(found)
@@ -140,12 +145,15 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 self._passed()
             return
         self._step = self._epoch_step + batch + 1
-        loss = (logs or {}).get("loss")
-        self._link.report(self._step, None if loss is None else float(loss))
+        logs = logs or {}
+        self._link.report(self._step, logs.get("loss"), total=self._total)
         if batch + 1 != self.params.get("steps"):  # else at the epoch's end, after its evaluation
+            if self._pace.due():
+                self._metrics.log(logs, self._step)
             self._look(self._epoch, batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._metrics.log(logs or {}, self._step)
         history = self.model.history
         if epoch + 1 < self.params.get("epochs", epoch + 2) and not self.model.stop_training:
             done = [*history.epoch, epoch]  # Keras' own callback comes after this one

@@ -68,12 +68,14 @@ def train(
     the rounds that callbacks are told go over all attempts.
     """
     rounds = current()
-    training = rounds.begin() if rounds.link.active else Training()
-    if training.ended:
-        return _ended(params, training, callbacks or ())
+    training = Training()
     if rounds.link.active:
         params = dict(params)
         num_boost_round = int(_taken(params, "num_iterations", num_boost_round))
+        training = rounds.begin(num_boost_round)
+    if training.ended:
+        return _ended(params, training, callbacks or ())
+    if rounds.link.active:
         callbacks = _told(rounds, training, num_boost_round, [*(callbacks or ()), *_stopping(params)])
         if why := _why_not(params, train_set):
             rounds.never(f"LightGBM cannot go on with this model, so it is not suspended: {why}")
@@ -95,7 +97,7 @@ def train(
     )
     if rounds.link.active:
         training.best = booster.best_iteration
-        rounds.end(training, _bytes_of(booster))
+        rounds.end(training, _bytes_of(booster), _newest(training))
     return booster
 
 
@@ -124,9 +126,7 @@ class _Round:
 
     def __call__(self, env: Any) -> None:
         if self._training.done < self._total:
-            newest = self._training.history[-1]
-            loss = float(newest[-1][2]) if newest else None
-            self._rounds.after(self._training, lambda: _bytes_of(env.model), loss)
+            self._rounds.after(self._training, lambda: _bytes_of(env.model), _newest(self._training))
 
 
 class _Record:
@@ -141,6 +141,12 @@ class _Record:
         training.done = self._total - (env.end_iteration - env.iteration - 1)
         evaluated = [(each[0], each[1], float(each[2]), bool(each[3])) for each in env.evaluation_result_list]
         training.history = [*(training.history or ()), evaluated]
+
+
+def _newest(training: Training) -> dict[str, float]:
+    """Its newest evaluations by name, such as valid_0-l2."""
+    history = training.history or [()]
+    return {f"{each[0]}-{each[1]}": each[2] for each in history[-1]}
 
 
 def _told(rounds: Rounds, training: Training, total: int, callbacks: Sequence[Callback]) -> list[Callback]:

@@ -6,17 +6,22 @@ import io
 import json
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hpcsched.errors import ConfigError
+from hpcsched.integrations.metrics import Metrics
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say, write_atomically
+from hpcsched.worker.process.metrics_log import Pace
 
 _ABOUT = "trainings.json"
+
+_POINTS_S = 0.05
+"""Seconds between two points of evaluations, at least (chosen): rounds may take milliseconds."""
 
 _PART = 0.1
 """The part of the time that saving at the ends of trainings may take: a program can make hundreds."""
@@ -57,10 +62,12 @@ class Rounds:
         self._saved = _read(link.checkpoint) if link.checkpoint else []
         self._made: list[Training] = []
         self._saved_at = self._took = 0.0
+        self._pace, self._total, self._logged = Pace(_POINTS_S), 0, 0
 
-    def begin(self) -> Training:
-        """The training of this call: as it was saved, or a new one."""
+    def begin(self, total: int) -> Training:
+        """The training of this call, of `total` rounds: as it was saved, or a new one."""
         at = len(self._made)
+        self._total = self._step + total
         self._made.append(self._saved[at] if at < len(self._saved) else Training())
         self.link.close()
         if not self._made[-1].ended:
@@ -76,13 +83,17 @@ class Rounds:
         say(why)
         self.link.close()
 
-    def after(self, training: Training, model: Callable[[], bytes], loss: float | None) -> None:
+    def after(self, training: Training, model: Callable[[], bytes], evaluated: Mapping[str, float]) -> None:
         """A round is done, and it was not the last one: report it, save when due, leave when asked to.
 
-        Raises SystemExit when it leaves.
+        `evaluated`: the round's evaluations by name; the last of them is taken for the loss. Raises
+        SystemExit when it leaves.
         """
-        step = sum(each.done for each in self._made)
-        self.link.report(step, loss)
+        step = self._step
+        loss = [*evaluated.values()][-1] if evaluated else None
+        self.link.report(step, loss, total=self._total)
+        if self._pace.due():
+            self._log(evaluated)
         wishes = self.link.wishes()
         if not wishes:
             return
@@ -97,11 +108,13 @@ class Rounds:
         if wishes & Wish.STOP:
             self.link.leave()
 
-    def end(self, training: Training, model: bytes) -> None:
+    def end(self, training: Training, model: bytes, evaluated: Mapping[str, float]) -> None:
         """The training is over: `model` is what it gives to the program. Nothing is wanted any more."""
-        step = sum(each.done for each in self._made)
-        self.link.report(step)
+        step = self._step
+        self.link.report(step, total=self._total)
         if not training.ended:
+            if self._logged < step:
+                self._log(evaluated)
             training.model, training.ended = model, True
             if (time.monotonic() - self._saved_at) * _PART >= self._took:
                 try:
@@ -109,6 +122,14 @@ class Rounds:
                 except OSError as error:
                     say(f"round {step}: the end of the training could not be saved: {error}")
         self.link.close()
+
+    @property
+    def _step(self) -> int:
+        return sum(each.done for each in self._made)
+
+    def _log(self, evaluated: Mapping[str, float]) -> None:
+        self._logged = self._step
+        Metrics(self.link).log(evaluated, self._logged)
 
     def _save(self, step: int) -> None:
         began = time.monotonic()

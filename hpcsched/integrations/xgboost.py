@@ -69,7 +69,7 @@ def train(
             callbacks=callbacks,
             **more,
         )
-    training = rounds.begin()
+    training = rounds.begin(num_boost_round)
     if training.ended or training.done >= num_boost_round > 0:
         booster = xgb.Booster(params, model_file=bytearray(training.model))
     else:
@@ -84,7 +84,7 @@ def train(
             callbacks=[_Round(rounds, training, num_boost_round, told)],
             **more,
         )
-    rounds.end(training, bytes(booster.save_raw("ubj")))
+    rounds.end(training, bytes(booster.save_raw("ubj")), _newest(training.history))
     if evals_result is not None:
         evals_result.update(training.history or {})
     return booster
@@ -101,8 +101,8 @@ def fit(model: xgb.XGBModel, x: Any, y: Any, **options: Any) -> xgb.XGBModel:
     if isinstance(model, (xgb.XGBRFClassifier, xgb.XGBRFRegressor)):
         rounds.never(f"{type(model).__name__} is made in one round, so it is not suspended")
         return model.fit(x, y, **options)
-    training = rounds.begin()
     total = model.get_num_boosting_rounds()
+    training = rounds.begin(total)
     said = model.get_params(deep=False)
     kept = {name: said[name] for name in ("n_estimators", "callbacks", "early_stopping_rounds")}
     told = _told(
@@ -119,7 +119,7 @@ def fit(model: xgb.XGBModel, x: Any, y: Any, **options: Any) -> xgb.XGBModel:
         _set(model, kept)
     if training.history:
         model.evals_result_ = training.history
-    rounds.end(training, bytes(model.get_booster().save_raw("ubj")))
+    rounds.end(training, bytes(model.get_booster().save_raw("ubj")), _newest(training.history))
     return model
 
 
@@ -166,9 +166,7 @@ class _Round(TrainingCallback):  # type: ignore[misc]
         if any(callback.after_iteration(model, epoch, evals_log) for callback in self._told):
             return True
         if self._training.done < self._total:
-            newest = [values[-1] for metrics in evals_log.values() for values in metrics.values()]
-            loss = float(newest[-1]) if newest else None
-            self._rounds.after(self._training, lambda: bytes(model.save_raw("ubj")), loss)
+            self._rounds.after(self._training, lambda: bytes(model.save_raw("ubj")), _newest(evals_log))
         return False
 
     def _draw_others(self, model: xgb.Booster) -> None:
@@ -223,6 +221,17 @@ def _told(
     if early_stopping_rounds:
         all_of_them.append(EarlyStopping(rounds=early_stopping_rounds, maximize=maximize))
     return [_Continued(callback, training) for callback in all_of_them]
+
+
+def _newest(history: dict[str, dict[str, list[Any]]] | None) -> dict[str, float]:
+    """The newest evaluations by XGBoost's names, such as train-rmse; of a cross-validation their means."""
+    newest = {
+        f"{data}-{metric}": values[-1]
+        for data, metrics in (history or {}).items()
+        for metric, values in metrics.items()
+        if values
+    }
+    return {name: float(one[0] if isinstance(one, tuple) else one) for name, one in newest.items()}
 
 
 def _up_to(history: dict[str, dict[str, list[Any]]], at: int) -> dict[str, dict[str, list[Any]]]:

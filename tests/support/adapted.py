@@ -16,6 +16,8 @@ from pathlib import Path
 from forkserver import SERVER
 from places import ROOT
 
+from hpcsched.contract.progress import Line
+
 DEADLINE_S = 120.0
 
 
@@ -35,6 +37,12 @@ class Job:
     program: Path
     folder: Path
     attempts: int = 0
+
+    @property
+    def totals(self) -> set[int]:
+        """The steps of the whole work, as rank 0 has told them."""
+        lines = (self.folder / "progress").read_bytes().splitlines(keepends=True)
+        return {total for line in lines if (total := Line.decode(line).total) is not None}
 
     def run(self, *argv: str, ranks: int = 1, stop_at: int | None = None, **told: str) -> Attempt:
         """One attempt; told to save and leave once it has printed step `stop_at` (0: from the start)."""
@@ -99,6 +107,9 @@ def _rank(
     multiprocessing.set_start_method("fork", force=True)  # of a DataLoader's workers, as in any program
     os.environ.update(environ)
     os.chdir(environ["HPCSCHED_JOB_DIR"])
+    if environ["RANK"] == "0" and environ["HPCSCHED_JOB_ID"]:
+        progress = os.open("progress", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.environ["HPCSCHED_PROGRESS_FD"] = str(progress)
     file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from hpcsched.contract import files, variables
+from hpcsched.contract.metrics import Point
+from hpcsched.contract.progress import Line
 from hpcsched.contract.state import State
+from hpcsched.store.metrics import read_points
 
 
 class Attempts:
@@ -36,6 +39,17 @@ class Attempts:
                     self.states.append(State.decode((self.folder / files.STATE).read_bytes()))
         raise AssertionError(f"not done after {most} attempts")
 
+    @property
+    def points(self) -> Sequence[Point]:
+        """What it has logged, that holds."""
+        return read_points(self.folder / files.METRICS)
+
+    @property
+    def totals(self) -> set[int | None]:
+        """The steps of the whole work, as they were told."""
+        lines = (self.folder / "progress").read_bytes().splitlines(keepends=True)
+        return {Line.decode(line).total for line in lines}
+
     @staticmethod
     def stop() -> None:
         """What the agent sends to a job that is to save and leave."""
@@ -43,7 +57,10 @@ class Attempts:
 
     @contextlib.contextmanager
     def _attempt(self) -> Iterator[None]:
+        self.folder.mkdir(exist_ok=True)
+        progress = os.open(self.folder / "progress", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         told = {
+            variables.PROGRESS_FD: str(progress),
             variables.JOB_ID: "1",
             variables.JOB_DIR: str(self.folder),
             variables.RUN_DIR: str(self.folder),
@@ -59,6 +76,7 @@ class Attempts:
         try:
             yield
         finally:
+            os.close(progress)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
             for name, value in former.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcsched.integrations.agreement import Agreement
 from hpcsched.integrations.lightning import frozen, loggers, loops
 from hpcsched.integrations.lightning.batches import Position, shared, unsuited
 from hpcsched.integrations.lightning.framework import pl
+from hpcsched.integrations.metrics import Metrics
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import say
@@ -44,6 +46,8 @@ class Fit:
         self._samplers: list[Any] = []
         self._offset = 0  # steps of earlier fits, where the trainer does not count them itself
         self._step = 0
+        self._total: int | None = None
+        self._metrics = Metrics(link)
         self._rngs: list[dict[str, Any]] = []
         self._trained: dict[str, bool] = {}
         self._ours: dict[str, Any] = {}
@@ -199,8 +203,12 @@ class Fit:
         self._step = self._offset + trainer.global_step
         loops.between_steps(trainer, self._between_steps)
         self._undo.callback(delattr, trainer.fit_loop.epoch_loop, "advance")
+        loops.when_logged(trainer, self._log)
+        self._undo.callback(delattr, trainer._logger_connector, "log_metrics")
+        steps = loops.whole_work(trainer)
+        self._total = None if steps is None else self._offset + steps
         self._link.ready()
-        self._link.report(self._step)
+        self._link.report(self._step, total=self._total)
 
     def batch_done(self, outputs: Any, batch_idx: int) -> None:
         """Count a batch; report a step."""
@@ -211,7 +219,10 @@ class Fit:
             self._position.batches = (batch_idx + 1) * self._together
         step = self._offset + trainer.global_step
         if step != self._step:
-            self._link.report(step, loops.loss_of(trainer, outputs))
+            self._link.report(step, loops.loss_of(trainer, outputs), total=self._total)
+
+    def _log(self, values: Mapping[str, Any]) -> None:
+        self._metrics.log(values, self._offset + self._trainer.global_step)
 
     def _between_steps(self) -> None:
         trainer = self._trainer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpcsched.integrations.lightning.framework import pl
@@ -91,3 +92,29 @@ def loss_of(trainer: Any, outputs: Any) -> Any:
     if loss is not None and trainer.lightning_module.automatic_optimization:
         loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it
     return loss
+
+
+def when_logged(trainer: Any, log: Callable[[Mapping[str, Any]], None]) -> None:
+    """Have `log` called with all that Lightning logs of a fit, when it does: what the module has logged, each
+    `log_every_n_steps` steps, at the end of an epoch, and of a validation; with loggers or without.
+
+    There is no hook for that, and `logged_metrics` also has what was logged long before.
+    """
+    connector = trainer._logger_connector
+    to_loggers = connector.log_metrics
+
+    def log_metrics(metrics: Mapping[str, Any], step: int | None = None) -> None:
+        if step is None:  # else a batch of a validation, by its number in that
+            log(metrics)
+        to_loggers(metrics, step=step)
+
+    connector.log_metrics = log_metrics
+
+
+def whole_work(trainer: Any) -> int | None:
+    """The steps of a fit, those of its attempts before included; None if Lightning does not know them."""
+    steps = trainer.max_steps
+    if trainer.lightning_module.automatic_optimization:  # else a batch may make several steps
+        with contextlib.suppress(pl.utilities.exceptions.MisconfigurationException):  # a schedule of batches
+            steps = trainer.estimated_stepping_batches
+    return int(steps) if 0 < steps < math.inf else None

@@ -20,6 +20,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.integrations import leaving
 from hpcsched.integrations.agreement import Agreement
 from hpcsched.integrations.global_batch import split
+from hpcsched.integrations.metrics import Metrics
 from hpcsched.integrations.transformers import loggers
 from hpcsched.integrations.transformers.checkpoints import Checkpoints
 from hpcsched.integrations.transformers.note import Note, whole
@@ -56,7 +57,7 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Trainer, link: Link, global_batch: int | None = None) -> None:
         self._trainer, self._link = trainer, link
-        self._agree = Agreement()
+        self._agree, self._metrics = Agreement(), Metrics(link)
         self._wish = Wish.NOTHING
         self._begun = self._trained = self._at_epoch_end = False
         self._found = link.checkpoint
@@ -84,7 +85,7 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         self._link.take_signals()
-        self._link.report(state.global_step)
+        self._link.report(state.global_step, total=state.max_steps)
         if self._before is not None:
             if state.global_step >= state.max_steps or self._before.stopped:
                 raise _Trained
@@ -100,7 +101,7 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        self._link.report(state.global_step, _last_loss(state))
+        self._link.report(state.global_step, _last_loss(state), total=state.max_steps)
         self._wish |= self._agree(self._link.wishes())
         self._checkpoints.stopping = bool(self._wish & Wish.STOP)
         # What belongs to the end of an epoch (evaluation, logs) would never be done after a resume from here.
@@ -117,6 +118,16 @@ class HpcschedCallback(TrainerCallback):  # type: ignore[misc]
         if self._checkpoints.step != state.global_step if _over(state, control) else self._wish:
             self._ask(control)
         return control
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        self._metrics.log(logs or {}, state.global_step)
 
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any

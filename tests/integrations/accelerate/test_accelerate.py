@@ -13,6 +13,7 @@ pytest.importorskip("accelerate", reason="Accelerate is not installed")
 from adapted import Job, apart, example
 
 from hpcsched.integrations.accelerate_place import PLACE, At, Place
+from hpcsched.store.metrics import read_points
 
 STEPS = ("--steps", "12")
 
@@ -33,6 +34,9 @@ def test_a_training_that_was_suspended_ends_as_one_that_was_not(tmp_path: Path) 
     second = job.run(*STEPS, "--dropout=0.1")
     assert second.codes == [0], second.output
     assert {**first.losses, **second.losses} == alone(tmp_path, "--dropout=0.1")
+    points = read_points(job.folder / "metrics.jsonl")
+    assert [(point.step, [*point.values]) for point in points[:2]] == [(1, ["loss"]), (2, ["loss"])]
+    assert job.totals == {20}  # of which the program makes 12
 
 
 @pytest.mark.slow
@@ -140,6 +144,9 @@ def test_each_sample_once_an_epoch_and_one_tick_a_step(tmp_path: Path, how: tupl
     assert set(seen) == set(expected)
     assert all(name in begun[epoch] for epoch, name in seen if seen.count((epoch, name)) > 1)
     assert json.loads((job.folder / "STATE.json").read_text())["metrics"] == {"accuracy": 0.5}
+    last = read_points(job.folder / "metrics.jsonl")[-1]
+    assert (last.step, last.values) == (steps, {"accuracy": 0.5})
+    assert min(job.totals) >= steps
 
 
 EVALUATING = """

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from hpcsched.integrations.dcp import Elastic  # noqa: E402
+from hpcsched.store.metrics import read_points  # noqa: E402
 from hpcsched.worker import link as links  # noqa: E402
 
 pytestmark = [
@@ -55,6 +56,9 @@ def test_goes_on_with_state_and_random_numbers(attempt: Any, tmp_path: Path) -> 
     for step in (1, 2):
         counter.value += torch.rand(2)
         elastic.after(step, 0.5)
+    elastic.log({"accuracy": torch.tensor(0.25), "note": "no number"})
+    points = read_points(tmp_path / "metrics.jsonl")
+    assert [(each.step, each.values) for each in points] == [(1, {"loss": 0.5}), (2, {"accuracy": 0.25})]
     (tmp_path / "stop.1").write_text('{"signal": "SIGTSTP"}')
     counter.value += torch.rand(2)
     with pytest.raises(SystemExit) as left:

@@ -17,6 +17,7 @@ from adapted import Job, apart, example
 from places import ROOT
 
 from hpcsched.errors import ConfigError
+from hpcsched.store.metrics import read_points
 
 STEPS = ("--steps", "24")  # 20 make an epoch
 
@@ -133,6 +134,7 @@ def test_each_sample_once_an_epoch(tmp_path: Path, how: tuple[str, ...]) -> None
     parts = [job.run(*how, stop_at=at) for at in (1, 4)] + [job.run(*how)]
     assert [part.codes for part in parts] == [[75], [75], [0]], parts[-1].output
     assert seen(*(part.output for part in parts)) == seen(whole.output)
+    assert job.totals and min(job.totals) >= int(whole.output.splitlines()[-1].split()[1])
 
 
 OVER = """
@@ -163,6 +165,7 @@ else:
             loss = train(inputs, elastic.step + 1)
         with torch.no_grad():
             print("over", epoch, number, *[model(inputs).sum().item() for (inputs,) in loader], flush=True)
+elastic.log({"last": 1})
 print("done", loss.item(), flush=True)
 """
 
@@ -177,6 +180,9 @@ def test_after_a_last_step_what_follows_is_done(tmp_path: Path, how: str) -> Non
     parts = [job.run(how, stop_at=at) for at in (3, 6)]
     assert [part.codes for part in parts] == [[75], [0]], parts[-1].output
     assert "".join(part.output for part in parts) == whole.output
+    points = read_points(job.folder / "metrics.jsonl")
+    assert [(points[at].step, points[at].values) for at in (0, -1)] == [(1, {"lr": 0.1}), (6, {"last": 1.0})]
+    assert job.totals == {6}
 
 
 LOOKING = """

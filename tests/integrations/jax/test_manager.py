@@ -98,7 +98,10 @@ def test_the_loss_is_told_whoever_asks_first(tmp_path: Path, monkeypatch: Any, a
                     args = ocp.args.StandardSave({"x": jax.numpy.zeros(2)})
                     manager.save(step, args=args, metrics={"loss": step / 2})
 
-    Attempts(tmp_path).run(program)
+    attempts = Attempts(tmp_path)
+    attempts.run(program)
+    first = attempts.points[0]
+    assert (first.step, first.values) == (1, {"loss": 0.5})
     assert told == [(1, 0.5), (2, 1.0), (3, None if ask else 1.5)]
 
 

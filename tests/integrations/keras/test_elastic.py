@@ -78,6 +78,10 @@ def test_suspended_is_as_never(
     assert later == {at: loss for at, loss in seen.items() if at > stops[-1]}
     assert again == history
     assert all((one == other).all() for one, other in zip(weights, same, strict=True))
+    ends = {point.step: point.values for point in attempts.points if "val_loss" in point.values}
+    assert [*ends] == [7, 14, 21, 28]
+    assert ends[28] == {name: values[-1] for name, values in history.items()}
+    assert attempts.points[0].step == 1 and attempts.totals == {28}
     assert b"true" not in (tmp_path / files.ready(1)).read_bytes()
 
 

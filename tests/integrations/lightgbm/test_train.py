@@ -92,6 +92,11 @@ def test_twice_suspended_is_as_never(tmp_path: Path) -> None:
     assert trees(again) == trees(model)
     assert parts == whole
     assert told == list(range(20, 30))
+    logged = {point.step: point.values for point in attempts.points}
+    assert [logged[step] for step in (1, 30)] == [
+        {"valid_0-l2": whole["valid_0"]["l2"][at]} for at in (0, -1)
+    ]
+    assert attempts.totals == {30}
     assert b"true" not in (tmp_path / files.ready(1)).read_bytes()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hpcsched.integrations.lightning import HpcschedCallback
+from hpcsched.store.metrics import read_points
 from hpcsched.worker.link import Link, Wish
 from tests.integrations.lightning.trainings import Gan, Head, Job, Net, Stream, Thaw, loader, of, trainer_of
 
@@ -134,7 +136,13 @@ def test_two_loaders_of_other_lengths(job: Job) -> None:
 
 def test_what_is_on_record(job: Job) -> None:
     job.begin()
-    fit(job, stops=(5,), max_steps=8)
+    fit(job, stops=(5,), max_steps=8, val_check_interval=4)
+    points = read_points(job.folder / "job" / "metrics.jsonl")
+    losses = [float(one[5]) for one in of(job.seen, "batch")]
+    assert [p.step for p in points] == [1, 2, 3, 4, 4, 5]
+    assert [p.values["loss"] for p in points if "loss" in p.values] == pytest.approx(losses)
+    assert [[*p.values] for p in points if "loss" not in p.values] == [["val_loss"]]
+    assert json.loads(job.progress.read_bytes().splitlines()[0])["total"] == 8
     assert job.state["step"] == 5
     assert (job.folder / "job" / "ready.1").exists()
     assert Path(job.state["checkpoint"]).name == "step-5-attempt-1"

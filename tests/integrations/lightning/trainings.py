@@ -165,17 +165,20 @@ class Job:
         self.seen: list[Any] = []
         self.attempts = 0
         self.model = Net(self.seen)
+        self.progress = folder / "progress"
         patch.setattr(JobEnv, "wake_agent", lambda self: None)  # our parent is no agent
 
     def begin(self) -> None:
         """Another attempt."""
         self.attempts += 1
+        self.folder.mkdir(exist_ok=True)
         told = {
             "JOB_ID": "1",
             "ATTEMPT": str(self.attempts),
             "RUN_DIR": str(self.folder),
             "JOB_DIR": str(self.folder / "job"),
             "RESUME": "1" if self.attempts > 1 else "",
+            "PROGRESS_FD": str(os.open(self.progress, os.O_WRONLY | os.O_APPEND | os.O_CREAT)),
         }
         for name, value in told.items():
             self.patch.setenv(f"HPCSCHED_{name}", value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from hpcsched.integrations.transformers import prepare_trainer
+from hpcsched.store.metrics import read_points
 from tests.integrations.transformers.trainings import Job, make, plain, same
 
 
@@ -21,6 +23,11 @@ def test_suspended_three_times_it_is_the_same_training(job: Job, tmp_path: Path)
     assert job.attempts == 4
     assert job.state["step"] == 20 and job.state["samples"] == 160
     assert (tmp_path / "job" / "ready.1").exists()
+    points = [{"step": point.step, **point.values} for point in read_points(tmp_path / "job/metrics.jsonl")]
+    for line in trainer.state.log_history:
+        line.pop("total_flos", None)  # as the Trainer's own callback that prints has done by then
+    assert points == trainer.state.log_history
+    assert json.loads((tmp_path / "progress").read_bytes().splitlines()[0])["total"] == 20
 
 
 def test_without_hpcsched_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

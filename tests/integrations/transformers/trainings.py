@@ -120,6 +120,8 @@ class Job:
         self.attempts += 1
         for name, value in self.environment().items():
             self.patch.setenv(name, value)
+        progress = os.open(self.folder / "progress", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.patch.setenv("HPCSCHED_PROGRESS_FD", str(progress))
         return prepare_trainer(make(self.folder / "out", **how))
 
     def train(self, trainer: Trainer, **others: Any) -> Any:

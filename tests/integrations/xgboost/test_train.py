@@ -89,6 +89,10 @@ def test_twice_suspended_is_as_never(tmp_path: Path) -> None:
     assert parts == whole
     assert seen == list(range(30))
     assert told == list(range(20, 30))
+    logged = {point.step: point.values for point in attempts.points}
+    assert logged[30] == {f"{data}-rmse": whole[data]["rmse"][-1] for data in whole}
+    assert logged[1] == {f"{data}-rmse": whole[data]["rmse"][0] for data in whole}
+    assert attempts.totals == {30}
     assert b"true" not in (tmp_path / files.ready(1)).read_bytes()  # one process, on whatever it is given
 
 
