@@ -31,6 +31,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "retry": ("hpcsched retry --failed", "hpcsched retry train --from-scratch"),
     "drain": ("hpcsched drain", "hpcsched drain --no-wait"),
     "logs": ("hpcsched logs train -f", "hpcsched logs 3 -n 20"),
+    "metrics": (
+        "hpcsched metrics train",
+        "hpcsched metrics train -m val_loss -n 10",
+        "hpcsched metrics train --csv",
+    ),
     "wait": ("hpcsched wait", "hpcsched wait train --timeout 3600"),
     "history": ("hpcsched history", "hpcsched history --all -n 20 --states failed"),
     "report": (

@@ -28,6 +28,7 @@ _GROUPS = {
         "top": ("jobs.top:top", "A live view of the run, on any host that sees its directory."),
         "explain": ("jobs.explain:explain", "Why a job waits, why it has this many GPUs, what is next."),
         "logs": ("jobs.logs:logs", "A job's output."),
+        "metrics": ("jobs.metrics:metrics", "What a job has logged by step: a table, CSV or JSON."),
         "wait": ("jobs.control:wait", "Wait until jobs (default: all) have ended."),
         "history": ("jobs.history:history", "Finished jobs of this and earlier runs, like sacct."),
         "report": ("run.report:report", "A run as an HTML page: Gantt chart, utilisation, efficiency."),
