@@ -6,8 +6,8 @@
     logger.log({"loss": loss}, step)
     logger.close()
 
-Each imports its package when it is made, and logs on rank 0 only. Without hpcsched they begin a run at each
-start, as these packages do.
+Each imports its package when it is made, begins its run with the first `log`, and logs on rank 0 only.
+Without hpcsched they begin a run at each start, as these packages do.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class TensorBoard(Logger):
 
 
 class WandB(Logger):
-    """Weights & Biases, in one run; `init` is what `wandb.init` takes. `run` is what that returns.
+    """Weights & Biases, in one run; `init` is what `wandb.init` takes.
 
     The run's id is `run_id`, unless `init` or WANDB_RUN_ID says another. W&B takes no step that is behind the
     newest one of a run: of steps that are done again after a crash it keeps what it was told first, and a
@@ -131,56 +131,77 @@ class WandB(Logger):
 
     def __init__(self, project: str | None = None, **init: Any) -> None:
         super().__init__()
-        self.run: Any = None
-        if not self._on:
-            return
-        if (own := run_id()) is not None:
-            if "WANDB_RUN_ID" not in os.environ:
-                init.setdefault("id", own)
-            if "WANDB_RESUME" not in os.environ and "resume_from" not in init:
-                init.setdefault("resume", "allow")
-            if "WANDB_NAME" not in os.environ:
-                init.setdefault("name", Environment.from_environ(surroundings()).job_name)
-        self.run = import_module("wandb").init(project=project, **init)
-        self._least: int = self.run.step
+        self._init: dict[str, Any] = {"project": project, **init}
+        self._wandb = import_module("wandb") if self._on else None
+        self._run: Any = None
+        self._least = 0
         self._said = False
 
+    @property
+    def run(self) -> Any:
+        """What `wandb.init` returns, which is called now if it was not yet; None on other ranks."""
+        if self._run is None and self._wandb is not None:
+            init = self._init
+            if (own := run_id()) is not None:
+                if "WANDB_RUN_ID" not in os.environ:
+                    init.setdefault("id", own)
+                if "WANDB_RESUME" not in os.environ and "resume_from" not in init:
+                    init.setdefault("resume", "allow")
+                if "WANDB_NAME" not in os.environ:
+                    init.setdefault("name", Environment.from_environ(surroundings()).job_name)
+            self._run = self._wandb.init(**init)
+            self._least = self._run.step
+        return self._run
+
     def _log(self, metrics: dict[str, float], step: int) -> None:
+        run = self.run
         if step >= self._least:
-            self.run.log(metrics, step=step)
+            run.log(metrics, step=step)
         elif not self._said:
             self._said = True
             say(f"W&B keeps what it has of the steps before {self._least}, also of those that are done again")
 
     def _close(self) -> None:
-        self.run.finish(exit_code=0)
+        if self._run is not None:
+            self._run.finish(exit_code=0)
 
 
 class MLflow(Logger):
     """MLflow, in one run, found by the tag `hpcsched.job`; `start` is what `mlflow.start_run` takes.
 
-    Where is MLflow's affair: MLFLOW_TRACKING_URI and so on. It is the active run, so `mlflow.log_param` and
-    others work beside it. MLflow adds to what it has: of steps that are done again after a crash it keeps
-    both values.
+    Where is MLflow's affair: MLFLOW_TRACKING_URI and so on. MLflow adds to what it has: of steps that are
+    done again after a crash it keeps both values.
     """
 
     def __init__(self, experiment: str, **start: Any) -> None:
         super().__init__()
-        if not self._on:
-            return
-        self._mlflow = import_module("mlflow")
-        self._mlflow.set_experiment(experiment)
-        if (found := mlflow_run(experiment)) is not None:
-            start.setdefault("run_id", found)
-        self._id = self._mlflow.start_run(**start).info.run_id
-        self._client = self._mlflow.MlflowClient()
+        self._experiment, self._start = experiment, start
+        self._mlflow = import_module("mlflow") if self._on else None
+        self._run: Any = None
+
+    @property
+    def run(self) -> Any:
+        """What `mlflow.start_run` returns, which is called now if it was not yet; None on other ranks.
+
+        It is the active run, so `mlflow.log_params` and others work after this.
+        """
+        if self._run is None and self._mlflow is not None:
+            self._mlflow.set_experiment(self._experiment)
+            if (found := mlflow_run(self._experiment)) is not None:
+                self._start.setdefault("run_id", found)
+            self._run = self._mlflow.start_run(**self._start)
+        return self._run
 
     def _log(self, metrics: dict[str, float], step: int) -> None:
-        metric, now = self._mlflow.entities.Metric, int(time.time() * 1000)
-        self._client.log_batch(self._id, [metric(name, value, now, step) for name, value in metrics.items()])
+        run, mlflow = self.run, self._mlflow
+        assert mlflow is not None  # on rank 0
+        metric, now = mlflow.entities.Metric, int(time.time() * 1000)
+        values = [metric(name, value, now, step) for name, value in metrics.items()]
+        mlflow.MlflowClient().log_batch(run.info.run_id, values)
 
     def _close(self) -> None:
-        self._mlflow.end_run()
+        if self._run is not None and self._mlflow is not None:
+            self._mlflow.end_run()
 
 
 def _logs() -> bool:

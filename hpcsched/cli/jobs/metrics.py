@@ -94,7 +94,7 @@ def _show(points: Sequence[Point], names: Sequence[str]) -> None:
     while shown > 2 and sum(widths[:shown]) + 2 * (shown - 1) > room:
         shown -= 1
     for cells in zip(*columns[:shown], strict=True):
-        say("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=False)))
+        say("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=False)).rstrip())
     if left := names[shown - 1 :]:
         say(f"no room for {', '.join(left)}: --metric NAME, --csv or --json has them", err=True)
 

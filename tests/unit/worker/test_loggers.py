@@ -61,6 +61,7 @@ def test_other_ranks_import_nothing(told: Any, kind: Any, monkeypatch: pytest.Mo
     for name in ("wandb", "mlflow", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)  # would be an ImportError
     logger = kind()
+    assert getattr(logger, "run", None) is None
     logger.log({"loss": 1.0}, 1)
     logger.close()
     assert loggers.mlflow_run("x") is None
@@ -97,6 +98,7 @@ def test_wandb_goes_on_in_the_run_of_this_job(
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     logger = loggers.WandB("cifar", **more)
+    assert heard == [], "what only builds the training begins no run"
     for step in (3, 4, 5):
         logger.log({"loss": 1.0, "lr": None}, step)
     logger.close()
