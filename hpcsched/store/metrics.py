@@ -1,7 +1,8 @@
 """The metrics of a training over its steps, from its `jobs/<id>/metrics.jsonl`: a line for each log.
 
-What a later attempt has done again is that attempt's, from its first step on; lines of an attempt that come
-after those of a later one count for nothing, nor do lines that cannot be understood, such as a torn last one.
+What a later attempt has done again is that attempt's, from its first step on (of that step itself only what
+it has logged, too); lines of an attempt that come after those of a later one count for nothing, nor do lines
+that cannot be understood, such as a torn last one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def read_points(path: Path) -> Sequence[Point]:
     held: list[Point] = []
     for point, again in _points(path):
         if again:
-            held = [one for one in held if one.step < point.step]
+            held = [one for one in held if not _done_again(one, point)]
         held.append(point)
     return sorted(held, key=lambda point: point.step)
 
@@ -49,12 +50,18 @@ def read_curves(path: Path) -> Mapping[str, list[tuple[int, float]]]:
     curves: dict[str, _Curve] = {}
     for point, again in _points(path):
         if again:
-            for curve in curves.values():
-                curve.cut(point.step)
+            for name, curve in curves.items():
+                curve.cut(point.step + (name not in point.values))
         for name, value in point.values.items():
             if name in curves or len(curves) < MOST_CURVES:
                 curves.setdefault(name, _Curve()).add(point.step, nan if value is None else value)
     return {name: curve.points for name, curve in curves.items() if curve.points}
+
+
+def _done_again(one: Point, first: Point) -> bool:
+    """Whether a point is of work that has been done again, from the point `first` on."""
+    same = one.step == first.step and bool(one.values.keys() & first.values.keys())
+    return one.step > first.step or same
 
 
 def _points(path: Path) -> Iterator[tuple[Point, bool]]:

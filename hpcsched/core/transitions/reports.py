@@ -221,8 +221,10 @@ class Reports:
             self._out.note(job, Reason(Why.BAD_RECORD, {"error": event.unreadable}))
         told_to_end = job.wanted == "cancel" or (job.wanted not in ("", "suspend") and not asked_to_save)
         # One that saves by itself is not known to be done when it leaves as it was asked to.
-        leaves = job.saves_by_itself and asked_to_save and not event.unasked and job.remaining != 0
-        if event.code == 0 and not leaves and (event.unasked or not told_to_end or job.remaining == 0):
+        # What a program tells of its whole work may be that of a part of it: the job file's word counts.
+        done = job.spec.steps is not None and job.remaining == 0
+        leaves = job.saves_by_itself and asked_to_save and not event.unasked and not done
+        if event.code == 0 and not leaves and (event.unasked or not told_to_end or done):
             if job.spec.steps is not None and not job.reports:
                 job.step = job.spec.steps
             self._endings.completed(job)

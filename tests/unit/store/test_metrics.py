@@ -105,8 +105,16 @@ def test_points_are_whole_lines_that_hold(tmp_path: Path) -> None:
         a_line(20, 2, val_loss=None),
         a_line(40, 1, loss=9.0),
     )
+    with path.open("ab") as file:
+        file.write(json.dumps(a_line(20, 3, eval_loss=1.0)).encode() + b"\n")
+    assert read_curves(path)["eval_loss"] == [(20, 1.0)] and read_curves(path)["loss"][-1] == (20, -20.0)
     held = [(point.step, point.attempt, dict(point.values)) for point in read_points(path)]
-    assert held == [(10, 1, {"loss": 10.0}), (20, 2, {"loss": -20.0}), (20, 2, {"val_loss": None})]
+    assert held == [
+        (10, 1, {"loss": 10.0}),
+        (20, 2, {"loss": -20.0}),
+        (20, 2, {"val_loss": None}),
+        (20, 3, {"eval_loss": 1.0}),
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "step", "a\nb", "x" * 200])
