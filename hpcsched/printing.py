@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-_ODD = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-)
+_CHARACTERS = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+_ODD = re.compile(_CHARACTERS)
 """Control characters but tabs and ends of lines, marks that change the direction of text, lone surrogates."""
+
+_OUTPUT = re.compile(f"(\x1b\\[[0-9;:]{{0,64}}m|[\b\r])|{_CHARACTERS}")
+"""The same, but colours, and what progress bars need: steps back and to the beginning of a line."""
+_BEGUN = re.compile("\x1b(?:\\[[0-9;:]{0,64})?\\Z")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
     """The text with control characters written as escapes; `lines`: ends of lines and tabs stay."""
     text = _ODD.sub(_escaped, text)
     return text if lines else text.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def printables(texts: Sequence[str]) -> list[str]:
+    """These texts, each made safe to stand in a line: quick where they all are, as in most columns."""
+    return [*texts] if "".join(texts).isprintable() else [printable(text) for text in texts]
+
+
+def json_for_terminals(document: bytes) -> bytes:
+    """A JSON document, in UTF-8, in which the same characters are written as JSON's escapes."""
+    if document.isascii():  # JSON has escaped the control characters of ASCII
+        return document
+    return _ODD.sub(lambda found: f"\\u{ord(found[0]):04x}", document.decode()).encode()
+
+
+class OutputText:
+    """A program's output in pieces, as a terminal may have it.
+
+    Text, ends of lines, tabs and colours stay, and what moves back within a line, as progress bars do. All
+    else that a terminal would obey (the cursor, the title, the clipboard, links) is written as an escape, as
+    are bytes that are no UTF-8.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._begun = ""
+        self.coloured = False
+        """Whether a colour was among it, which may still be on."""
+
+    def of(self, data: bytes, *, last: bool = False) -> str:
+        """The text of the next piece; what may be the beginning of a colour comes with a later one."""
+        text = self._begun + self._decoder.decode(data, last)
+        begun = None if last else _BEGUN.search(text)
+        self._begun = begun[0] if begun else ""
+        return _OUTPUT.sub(self._kept, text[: len(text) - len(self._begun)])
+
+    def _kept(self, found: re.Match[str]) -> str:
+        self.coloured = self.coloured or found[0].startswith("\x1b[")
+        return found[1] or _escaped(found)
 
 
 def suggestion(word: str, among: Iterable[str]) -> str:

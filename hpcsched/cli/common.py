@@ -15,7 +15,7 @@ import click
 from hpcsched import config
 from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
-from hpcsched.printing import printable, suggestion
+from hpcsched.printing import json_for_terminals, printable, suggestion
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus, Status, is_abandoned
@@ -189,9 +189,17 @@ def warm_processes(text: str) -> int | None:
     return int(text)
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Print what may hold words of a program or of another user: a terminal does not obey it."""
-    click.echo(printable(text, lines=True), err=err)
+def say(text: str, *, lines: bool = False, err: bool = False) -> None:
+    """Print a line (`lines`: several) that may hold words of a program or of another user: a terminal does
+    not obey it."""
+    click.echo(printable(text, lines=lines), err=err)
+
+
+def say_json(page: Any) -> None:
+    """Print a JSON document, in a line; a terminal obeys nothing of it either."""
+    import msgspec
+
+    click.echo(json_for_terminals(msgspec.json.encode(page)))
 
 
 def plural(number: int, what: str) -> str:

@@ -39,6 +39,7 @@ from hpcsched.launch.proc import stat
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.keys import Join, read_join
 from hpcsched.launch.remote.workers import plan_from_message
+from hpcsched.printing import printable
 
 HEAD_ANSWERS_WITHIN_S = 60.0
 """Time after the start in which the head has to answer (chosen)."""
@@ -410,7 +411,7 @@ class NodeAgent:
 def say(line: str) -> None:
     """Write one line to standard error, which is the run's nodes.log."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"hpcsched node agent: {line}\n")
+        sys.stderr.write(f"hpcsched node agent: {printable(line)}\n")
         sys.stderr.flush()
 
 

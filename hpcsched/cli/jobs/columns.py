@@ -15,7 +15,7 @@ from hpcsched.cli.jobs.about_arrays import Row
 from hpcsched.core.model import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError
-from hpcsched.printing import said_cores
+from hpcsched.printing import printables, said_cores
 from hpcsched.store.status import JobStatus
 
 FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
@@ -161,6 +161,7 @@ def table(
         ]
     if header:
         cells = [[FIELDS[key][0], *column] for key, column in zip(keys, cells, strict=True)]
+    cells = [printables(column) for column in cells]
     if parsable:
         return "".join(["|".join(row) + "\n" for row in zip(*cells, strict=True)])
     for at, column in enumerate(columns):
@@ -172,6 +173,7 @@ def table(
 
 def aligned(columns: list[list[str]], right: list[bool]) -> str:
     """Lines of columns, each as wide as its widest text; those of `right` to the right."""
+    columns = [printables(column) for column in columns]
     widths = [max(map(len, column), default=0) for column in columns]
     aligned = [f"%{'' if r else '-'}{width}s" for r, width in zip(right, widths, strict=True)]
     if not right[-1]:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import USERS_SIGNALS, Answer, Command, send
-from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, option, select
+from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, option, say, select
 from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.directives import WithDirectives
 from hpcsched.cli.jobs.given_jobs import exported, of_command, sweep_options
@@ -78,7 +78,7 @@ def _tell(status: Status, answer: Answer) -> int:
     """Say what was done to each job; the exit code: 1 if that was nothing."""
     names = {job.id: job.name for job in status.jobs}
     for job_id, text in zip(answer.ids, answer.outcomes, strict=False):
-        click.echo(f"job {job_id} ({names.get(job_id, '?')}): {text}", err=True)
+        say(f"job {job_id} ({names.get(job_id, '?')}): {text}", err=True)
     return int(bool(answer.done) and not any(answer.done))
 
 
@@ -147,7 +147,7 @@ def retry(
     if code == 0:
         send(rundir, command)
         what = f"no agent in {rundir.root}; the next `{go_on(rundir.root)}` does it"
-        click.echo(f"hpcsched: {what}", err=True)
+        say(f"hpcsched: {what}", err=True)
     return code
 
 
@@ -265,24 +265,24 @@ def submit(
     command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
     answer = ask(rundir, command) if living else leave(rundir, command, taken)
     if not living and command.jobs:
-        click.echo(
+        say(
             f"hpcsched: no agent in {rundir.root}; the next `{what_begins(rundir)}` takes them", err=True
         )
     for doubt in doubts:
-        click.echo(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
+        say(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
     for line in what_was_recognised(jobs):
-        click.echo(f"hpcsched: {line}", err=True)
+        say(f"hpcsched: {line}", err=True)
     outcomes = answer.outcomes or [""] * len(jobs)
     new: dict[str, list[int]] = {}
     for job_id, spec, outcome in zip(answer.ids, jobs, outcomes, strict=True):
         if outcome:
-            click.echo(f"job {spec.name}: {outcome}", err=True)
+            say(f"job {spec.name}: {outcome}", err=True)
         elif parsable:
-            click.echo(str(job_id))
+            say(str(job_id))
         else:
             new.setdefault(spec.array.name if spec.array else spec.name, []).append(job_id)
     for called, ids in new.items():
-        click.echo(f"submitted job{'s' * (len(ids) > 1)} {spans(ids)} ({called})")
+        say(f"submitted job{'s' * (len(ids) > 1)} {spans(ids)} ({called})")
     return 2 if answer.kept else 0
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
-import msgspec
 
 from hpcsched.cli.common import (
     code_of,
@@ -20,6 +18,7 @@ from hpcsched.cli.common import (
     json_option,
     plural,
     say,
+    say_json,
 )
 from hpcsched.cli.jobs import (
     about_background,
@@ -107,7 +106,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
             **({"cores": told.cores} if told.cores else {}),
             **({"plans": told.plans} if told.plans else {}),
         }
-        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        say_json(page)
         return code_of(rundir)
     say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
     for what, line in told.lines():
@@ -187,7 +186,7 @@ def _explain_run(machine: Machine, rundir: RunDir, *, as_json: bool) -> int:
 
     record = rundir.read_record()
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(page_of(machine, rundir.root, record)) + b"\n")
+        say_json(page_of(machine, rundir.root, record))
         return code_of(rundir)
     say(f"run in {rundir.root}, {clock(machine.run.now)} after its beginning")
     for line in lines_of(machine, rundir.root, record):

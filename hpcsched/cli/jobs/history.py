@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -10,11 +9,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcsched.cli.common import database_path, dir_option, find_run, json_option, option, plural
+from hpcsched.cli.common import (
+    database_path,
+    dir_option,
+    find_run,
+    json_option,
+    option,
+    plural,
+    say,
+    say_json,
+)
 from hpcsched.core.model import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import HpcschedError, NoSuchRun
-from hpcsched.printing import said_cores
+from hpcsched.printing import printables, said_cores
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
 
@@ -68,10 +76,8 @@ def history(
     if wanted:
         jobs = tuple(j for j in jobs if {j.state, JobState(j.state).code} & wanted)[-(last or 0) :]
     if as_json:
-        import msgspec
-
         page = {"schema": 1, "jobs": [asdict(job) for job in jobs]}
-        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        say_json(page)
         return
     on_cores = [_on_cores(job) for job in jobs]
     core_hours = ("CORE-H",) if any(on_cores) else ()
@@ -110,7 +116,7 @@ def _tell_of_unfinished(rundir: RunDir) -> None:
     over = sum(job.state.final for job in status.jobs)
     if over and status.run.state in ("RUNNING", "DRAINING"):
         what = f"{plural(over, 'job')} ended so far in this run, which goes on"
-        click.echo(f"hpcsched: {what}: `hpcsched status --states all` has them", err=True)
+        say(f"hpcsched: {what}: `hpcsched status --states all` has them", err=True)
 
 
 def _on_cores(job: FinishedJob) -> tuple[float, float] | None:
@@ -124,12 +130,11 @@ def _on_cores(job: FinishedJob) -> tuple[float, float] | None:
 
 
 def _print(rows: Sequence[Sequence[str]], *, parsable: bool) -> None:
-    if parsable:
-        click.echo("\n".join("|".join(row) for row in rows))
-        return
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+    columns = [printables(column) for column in zip(*rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    for row in zip(*columns, strict=True):
+        aligned = "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        click.echo("|".join(row) if parsable else aligned)
 
 
 def _short(value: object) -> str:
@@ -139,10 +144,8 @@ def _short(value: object) -> str:
 def _show_trials(trials: Sequence[TrialEntry], *, parsable: bool, as_json: bool) -> None:
     """Print the results of the configurations that searches have tried."""
     if as_json:
-        import msgspec
-
         page = {"schema": 1, "trials": [asdict(trial) for trial in trials]}
-        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        say_json(page)
         return
     rows = [("RUN", "TRIAL", "BRACKET", "BUDGET", "METRIC", "VALUE", "STATE", "ARGS")]
     for trial in trials:

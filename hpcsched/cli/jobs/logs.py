@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -12,6 +14,7 @@ from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, job
 from hpcsched.client.waiting import read_all
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, UnknownJob
+from hpcsched.printing import OutputText
 from hpcsched.store.run_folders import go_on
 from hpcsched.store.status import read_status
 
@@ -24,6 +27,9 @@ from hpcsched.store.status import read_status
 @click.pass_context
 def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: int | None) -> int:
     """Print the output of JOB (id or name); all its attempts append to one file, with a line between them.
+
+    On a terminal it cannot do more than write and colour text: what else a terminal would obey is shown as an
+    escape. Into a file or a pipe it goes as it is.
 
     Exit code 3: the run's agent is gone, and jobs are left.
     """
@@ -39,14 +45,14 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
         while not (found := select(read_status(rundir), [job])[0]).output and not found.state.final:
             time.sleep(0.2)
     try:
-        with opened(Path(found.output)) as (file, _):
+        with opened(Path(found.output)) as (file, _), _written() as write:
             text = file.read()
             if lines is not None:
                 text = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
-            _write(text)
+            write(text)
             while follow:
                 status = read_status(rundir)
-                _write(file.read())
+                write(file.read())
                 if select(status, [job])[0].state.final:
                     break
                 if status.run.stale or status.run.state in ("STOPPED", "FINISHED"):
@@ -59,6 +65,21 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
     return code_of(rundir)
 
 
-def _write(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+@contextlib.contextmanager
+def _written() -> Iterator[Callable[[bytes], None]]:
+    """Gives what writes output to where it is to go: to a terminal what a terminal may have of it."""
+    output, text = sys.stdout.buffer, OutputText() if sys.stdout.isatty() else None
+
+    def write(data: bytes, *, last: bool = False) -> None:
+        if text is not None:
+            data = text.of(data, last=last).encode(sys.stdout.encoding, "backslashreplace")
+        output.write(data)
+        output.flush()
+
+    try:
+        yield write
+    finally:
+        write(b"", last=True)
+        if text is not None and text.coloured:
+            output.write(b"\x1b[0m")
+            output.flush()

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 
 import click
-import msgspec
 
 from hpcsched.cli.common import (
     code_of,
@@ -17,6 +16,8 @@ from hpcsched.cli.common import (
     job_names,
     json_option,
     option,
+    say,
+    say_json,
     select,
 )
 from hpcsched.cli.jobs import about_arrays, about_idle
@@ -34,6 +35,7 @@ from hpcsched.core.model import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, NoSuchRun
 from hpcsched.printing import gpus as named
+from hpcsched.printing import printable
 from hpcsched.store.run_folders import waits
 from hpcsched.store.status import (
     RunStatus,
@@ -89,7 +91,7 @@ def status(
         with hint_at_runs(ctx, dir_):
             page = read_page(rundir)
         asked(page.run)
-        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        say_json(page)
         return code_of(rundir) if page.run.stale else 0
     with hint_at_runs(ctx, dir_):
         found = waiting.read_all(rundir)
@@ -98,7 +100,7 @@ def status(
     if as_json:
         asked(found.run)
         found.jobs = select(found, wanted) if wanted else found.jobs
-        sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
+        say_json(found)
         return code
     chosen = select(found, wanted) if wanted else found.jobs
     names = _states(states)
@@ -116,10 +118,10 @@ def status(
         table(chosen, columns, header=not noheader, shared=crowded, rows=rows, parsable=parsable)
     )
     if not (wanted or noheader or parsable):
-        sys.stdout.write(_finished(found) + _edited(found))
+        sys.stdout.write(printable(_finished(found) + _edited(found), lines=True))
     note(found)
     for line in waiting.what_else_waits(rundir, found):
-        click.echo(f"hpcsched: {line}", err=True)
+        say(f"hpcsched: {line}", err=True)
     return code
 
 
@@ -139,7 +141,7 @@ def _states(text: str | None) -> set[JobState] | None:
 def _all_runs(*, header: bool, as_json: bool) -> None:
     found = my_runs()
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode({"schema": 1, "runs": found}) + b"\n")
+        say_json({"schema": 1, "runs": found})
         return
     rows = [("STATE", "ALLOCATION", "AGE", "DONE", "LEFT", "DIR")] if header else []
     for run in found:
@@ -157,9 +159,9 @@ def _all_runs(*, header: bool, as_json: bool) -> None:
     columns = [list(column) for column in zip(*rows, strict=True)]
     sys.stdout.write(aligned(columns, [False, False, True, True, True, False]) if rows else "")
     if not found:
-        click.echo("hpcsched: no runs of yours are known here", err=True)
+        say("hpcsched: no runs of yours are known here", err=True)
     elif any(run.stale and run.state for run in found):
-        click.echo("hpcsched: STALE: no sign of life; `hpcsched status --dir DIR` asks why", err=True)
+        say("hpcsched: STALE: no sign of life; `hpcsched status --dir DIR` asks why", err=True)
 
 
 def _finished(found: Status) -> str:
@@ -202,27 +204,27 @@ def note(found: Status) -> None:
         from hpcsched.cli.jobs import batch_job_status
 
         asked(run)
-        click.echo(f"hpcsched: {batch_job_status.sentence(run, clock(age_s(run)))}", err=True)
+        say(f"hpcsched: {batch_job_status.sentence(run, clock(age_s(run)))}", err=True)
     elif is_old(run):
-        click.echo(f"hpcsched: this is {clock(age_s(run))} old", err=True)
+        say(f"hpcsched: this is {clock(age_s(run))} old", err=True)
     if line := waiting.what_takes_them(found):
-        click.echo(f"hpcsched: {line}", err=True)
+        say(f"hpcsched: {line}", err=True)
     if idle := about_idle.in_a_line(run, clock):
-        click.echo(f"hpcsched: {idle}", err=True)
+        say(f"hpcsched: {idle}", err=True)
     left = left_s(run)
     if left is not None and left > 0 and run.state in ("RUNNING", "DRAINING") and not run.stale:
         job = f"{run.allocation.get('kind')} job {run.allocation.get('id')}"
-        click.echo(f"hpcsched: {job} ends in {clock(left)}", err=True)
+        say(f"hpcsched: {job} ends in {clock(left)}", err=True)
     by_reason: dict[str, list[str]] = {}
     for gpu, why in run.lost_gpus.items():
         by_reason.setdefault(why, []).append(gpu)
     for why, gpus_ in by_reason.items():
         lost = f"GPU {gpus_[0]} was" if len(gpus_) == 1 else f"GPUs {','.join(gpus_)} were"
-        click.echo(f"hpcsched: {lost} lost: {why}", err=True)
+        say(f"hpcsched: {lost} lost: {why}", err=True)
     for line in in_a_line(run, clock):
-        click.echo(f"hpcsched: {line}", err=True)
+        say(f"hpcsched: {line}", err=True)
     for line in silent_gpus(found):
-        click.echo(f"hpcsched: {line}", err=True)
+        say(f"hpcsched: {line}", err=True)
 
 
 def silent_gpus(found: Status) -> list[str]:

@@ -24,7 +24,7 @@ from hpcsched.client.waiting import read_all, what_takes_them
 from hpcsched.core.model import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import HpcschedError
-from hpcsched.printing import shortened, spans
+from hpcsched.printing import printable, shortened, spans
 from hpcsched.store.status import GpuStatus, JobStatus, Status, age_s, is_old, left_s
 
 PAGE_WIDTH = 100
@@ -192,14 +192,14 @@ class Screen:
     def lines(self, status: Status | None, trouble: str = "") -> list[str]:
         """The page; no line is longer than `width`, and there are at most `height`."""
         if status is None:
-            return [self._cut(f"! {trouble or 'nothing to see yet'}")]
+            return [self._cut(printable(f"! {trouble or 'nothing to see yet'}"))]
         head = self._head(status) + ([f"! {trouble}"] if trouble else [])
         height = self.height
         room = None if height is None else max(2, (height - len(head)) // 3)
         gpus = self._gpus(status, room)
         room = None if height is None else max(2, height - len(head) - len(gpus) - 2)
         jobs = self._jobs(status.jobs, room)
-        return [self._cut(line) for line in [*head, "", *gpus, "", *jobs][:height]]
+        return [self._cut(printable(line)) for line in [*head, "", *gpus, "", *jobs][:height]]
 
     def _head(self, status: Status) -> list[str]:
         run = status.run

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 
 import click
-import msgspec
 
-from hpcsched.cli.common import say, select
+from hpcsched.cli.common import say, say_json, select
 from hpcsched.client.waiting import read_all, take_back, taken_by, waits
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.errors import ConfigError
@@ -37,7 +35,7 @@ def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
             "next": following,
             "story": [],
         }
-        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        say_json(page)
         return True
     say(f"job {job.id} ({job.name}) is {job.state}")
     say(f"  because: {why}")
@@ -64,7 +62,7 @@ def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
     for job in chosen:
         what = "cancelled" if job.name in gone else f"is {job.state}, and no agent runs that could end it"
         what = "stays as it is: what waited for it is taken back" if job.name in kept else what
-        click.echo(f"job {job.id} ({job.name}): {what}", err=True)
+        say(f"job {job.id} ({job.name}): {what}", err=True)
     for name in gone - {job.name for job in chosen}:
-        click.echo(f"job {name}: cancelled: it waited for one of these", err=True)
+        say(f"job {name}: cancelled: it waited for one of these", err=True)
     return int(not (gone or kept))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import Number, json_option, option
+from hpcsched.cli.common import Number, json_option, option, say
 from hpcsched.cli.run.environments import environment_options, filled_in
 from hpcsched.errors import ConfigError
 
@@ -167,7 +167,7 @@ def _measure(
                 launcher=LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
                 settings=LayerProbeSettings(batches=batches, seconds=seconds, timeout_s=timeout),
                 watch=watch,
-                say=lambda text: click.echo(text, err=True),
+                say=lambda text: say(text, err=True),
             )
     finally:
         devices.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import Number, json_option, needs_place, option, plural
+from hpcsched.cli.common import Number, json_option, needs_place, option, plural, say
 from hpcsched.cli.run.environments import environment_options, filled_in
 from hpcsched.errors import ConfigError
 
@@ -96,7 +96,7 @@ def pack(
             _say_plans(models, two, opened, settings, as_json)
             return
         for note in notes:
-            click.echo(f"note: {note}", err=True)
+            say(f"note: {note}", err=True)
         # Opened before anything is measured: a place that cannot be written is found out at once.
         with Database(database or default_path()) as db:
             found, together = _measure(models, two, opened, settings, db, output)
@@ -198,7 +198,7 @@ def _measure(
         "devices": devices,
         "launcher": LocalLauncher(cpus=devices.cpus, device_env=devices.environment),
         "settings": settings,
-        "say": lambda text: click.echo(text, err=True),
+        "say": lambda text: say(text, err=True),
     }
     found, profiles = {}, []
     for job in jobs:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import Number
+from hpcsched.cli.common import Number, say
 from hpcsched.cli.profile.stored import (
     database_option,
     json_profiles_option,
@@ -254,7 +254,7 @@ def _measure(
             global_batch=global_batch,
             software=software,
             watch=watch,
-            say=lambda text: click.echo(text, err=True),
+            say=lambda text: say(text, err=True),
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcsched.cli.common import Number, needs_place, option
+from hpcsched.cli.common import Number, needs_place, option, say
 from hpcsched.cli.profile.layers import trainer_arguments
 from hpcsched.cli.profile.packing import jobs_with_trainers
 from hpcsched.cli.run.environments import environment_options, filled_in
@@ -168,7 +168,7 @@ def _measure(job: JobSpec, devices: Devices, settings: VswProbeSettings, output:
         watch=VswListener(
             row=show,
             keep=keep,
-            say=lambda text: click.echo(f"note: {text}", err=True),
+            say=lambda text: say(f"note: {text}", err=True),
         ),
     )
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from hpcsched.cli.common import dir_option, find_run
+from hpcsched.cli.common import dir_option, find_run, say
 from hpcsched.contract import files
 from hpcsched.errors import StoreError
 from hpcsched.store.rundir import RunDir, RunLock
@@ -29,11 +29,11 @@ def check(ctx: click.Context, dir_: str | None) -> int:
         return _lost(rundir)
     found = check_journal(rundir.journal, make_policy)
     for line in (*found.wrong, *found.notes):
-        click.echo(line)
+        say(line)
     if found.wrong:
-        click.echo("`hpcsched journal repair` mends it, and keeps a copy")
+        say("`hpcsched journal repair` mends it, and keeps a copy")
         return 1
-    click.echo(f"{found.records} records, nothing is wrong")
+    say(f"{found.records} records, nothing is wrong")
     return 0
 
 
@@ -52,7 +52,7 @@ def repair(ctx: click.Context, dir_: str | None) -> int:
         if not rundir.begun:
             return _put_aside(rundir)
         for line in repair_journal(rundir.journal, make_policy) or ["nothing is wrong"]:
-            click.echo(line)
+            say(line)
         return 0 if rundir.begun else _put_aside(rundir)  # nothing could be kept of it
     finally:
         lock.release()
@@ -65,10 +65,10 @@ def _has_been(rundir: RunDir) -> bool:
 
 def _lost(rundir: RunDir) -> int:
     if not _has_been(rundir):
-        click.echo("no run has begun here")
+        say("no run has begun here")
         return 0
-    click.echo("the journal is empty or gone, but a run has been here: what it did cannot be known any more")
-    click.echo("`hpcsched journal repair` puts what is left aside, so that a run can begin here anew")
+    say("the journal is empty or gone, but a run has been here: what it did cannot be known any more")
+    say("`hpcsched journal repair` puts what is left aside, so that a run can begin here anew")
     return 1
 
 
@@ -84,6 +84,6 @@ def _put_aside(rundir: RunDir) -> int:
     moved = [(path, next_copy(path)) for path in left if path.exists()] if _has_been(rundir) else []
     for path, copy in moved:
         path.rename(copy)
-        click.echo(f"{path.name} is {copy.name} now")
-    click.echo("a run can begin here anew" if moved else "nothing is wrong")
+        say(f"{path.name} is {copy.name} now")
+    say("a run can begin here anew" if moved else "nothing is wrong")
     return 0

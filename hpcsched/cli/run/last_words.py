@@ -16,6 +16,7 @@ from hpcsched.cli.common import say
 from hpcsched.core.machine import Machine
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
+from hpcsched.printing import json_for_terminals
 
 TAIL_LINES = 10
 TAIL_BYTES = 2**16
@@ -53,32 +54,34 @@ def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequen
             known = list(profiles.values())
             results.append(simulated(specs, known, gpus=gpus, nodes=nodes, policy=policy, options={}))
         except ConfigError as error:
-            click.echo(f"hpcsched: no comparison with {policy}: {error}", err=True)
+            say(f"hpcsched: no comparison with {policy}: {error}", err=True)
     if as_json:
-        sys.stdout.buffer.write(to_json([result]) + b"\n")
+        click.echo(json_for_terminals(to_json([result])))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(job_table(result, width=width))
-        click.echo(headline(result))
+        say(job_table(result, width=width), lines=True)
+        say(headline(result))
         if len(results) > 1:
-            click.echo("\nthis run, and what others would have taken (simulated with the same profiles):")
-            click.echo(comparison_table(results, width=width))
+            say(
+                "\nthis run, and what others would have taken (simulated with the same profiles):", lines=True
+            )
+            say(comparison_table(results, width=width), lines=True)
     for job in machine.run.jobs.values():
         if job.state.failed:
             _tell_failure(life, job.id)
     if life.exit_code == 130:
         left = machine.run.unfinished
-        click.echo(f"hpcsched: killed with {left} jobs left; go on with `{again}`", err=True)
+        say(f"hpcsched: killed with {left} jobs left; go on with `{again}`", err=True)
     if gantt:
         from hpcsched.report.gantt import gantt_svg
 
         try:
             gantt_svg(results if len(results) > 1 else [result], gantt)
-            click.echo(f"hpcsched: Gantt chart in {gantt}", err=True)
+            say(f"hpcsched: Gantt chart in {gantt}", err=True)
         except OSError as error:
-            click.echo(f"hpcsched: no Gantt chart: {gantt}: {error.strerror}", err=True)
+            say(f"hpcsched: no Gantt chart: {gantt}: {error.strerror}", err=True)
         except HpcschedError as error:
-            click.echo(f"hpcsched: no Gantt chart: {error}", err=True)
+            say(f"hpcsched: no Gantt chart: {error}", err=True)
 
 
 def _tell_failure(life: Any, job_id: int) -> None:
@@ -91,7 +94,7 @@ def _tell_failure(life: Any, job_id: int) -> None:
     if lines := last_lines(path):
         say(f"  the last lines of {path}:", err=True)
     for line in lines:
-        say(f"    {line}", err=True)
+        say(f"    {line}", lines=True, err=True)
 
 
 def last_lines(path: Path) -> list[str]:

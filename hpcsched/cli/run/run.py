@@ -25,6 +25,7 @@ from hpcsched.cli.common import (
     json_option,
     naming_the_file,
     option,
+    say,
     warm_processes,
 )
 from hpcsched.cli.jobs.directives import directives
@@ -154,7 +155,7 @@ def run(
     if file or not words:
         return conduct(ctx, jobs=Path(words[0]) if file else None, **options)
     if directives(words[0]):
-        click.echo(f"hpcsched: {words[0]}: #HPCSCHED lines are read by `submit` only", err=True)
+        say(f"hpcsched: {words[0]}: #HPCSCHED lines are read by `submit` only", err=True)
     resume = goes_on(options)
     rundir = find_run(ctx, options["dir_"], begins=not resume)
     made = of_command(
@@ -332,12 +333,12 @@ def conduct(
             tell_result(life, as_json=as_json, gantt=gantt, compare=others, again=again)
             if code == 2:
                 edited = ", ".join(life.machine.run.jobs[job_id].spec.name for job_id in life.edits.said)
-                click.echo(
+                say(
                     f"hpcsched: {jobs or command}: what differs of {edited} (see above) was not run", err=True
                 )
     except OSError as error:
         with contextlib.suppress(OSError):
-            click.echo(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
+            say(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what is still buffered
         code = code or 1
     _put_away(life, store, str(rundir.root), keep)
@@ -352,13 +353,13 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, a
     from hpcsched.batch.base import EndReason
     from hpcsched.core.transitions.deadline import FROM_BATCH
 
-    def say(text: str) -> None:
+    def tell(text: str) -> None:
         with contextlib.suppress(OSError):
-            click.echo(f"hpcsched: {text}", err=True)
+            say(f"hpcsched: {text}", err=True)
 
     cause = life.machine.deadline.cause
     if cause == FROM_BATCH + EndReason.REQUEUED:
-        say(ALREADY_REQUEUED)
+        tell(ALREADY_REQUEUED)
         return WORK_LEFT
     if not plan.how and cause == FROM_BATCH + EndReason.PREEMPTED and life.requeued_when_preempted:
         # By leaving before it is made to, it must not lose what it would have got.
@@ -369,10 +370,10 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, a
         else None
     )
     if plan.how and reason is None:
-        return requeue_or_chain(batch, plan, rundir, say)
+        return requeue_or_chain(batch, plan, rundir, tell)
     left = life.machine.run.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
-    say(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
+    tell(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
     return WORK_LEFT
 
 
@@ -387,4 +388,4 @@ def _put_away(
         if keep is not None:
             keep(life, store)
     except HpcschedError as error:
-        click.echo(f"hpcsched: {error}; history and learnt profiles of this run are not kept", err=True)
+        say(f"hpcsched: {error}; history and learnt profiles of this run are not kept", err=True)

@@ -19,6 +19,7 @@ from hpcsched.cli.common import (
     naming_the_file,
     option,
     plural,
+    say,
 )
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.simulation_inputs import (
@@ -174,11 +175,12 @@ def simulate(
         except OSError as error:
             raise ConfigError(where="--gantt", got=f"{gantt}: {error.strerror}", accepted="a file") from error
     for note in scenario.notes:
-        click.echo(f"hpcsched: {note}", err=True)
+        say(f"hpcsched: {note}", err=True)
     if as_json:
+        from hpcsched.printing import json_for_terminals
         from hpcsched.report.result import to_json
 
-        sys.stdout.buffer.write(to_json(results) + b"\n")
+        click.echo(json_for_terminals(to_json(results)))
     else:
         _show(scenario, results, list_jobs=list_jobs)
 
@@ -253,7 +255,7 @@ def _show(scenario: Scenario, results: list[Result], *, list_jobs: bool) -> None
     width = size.columns if size else None
     if len(results) == 1 and (scenario.file or list_jobs or len(scenario.jobs) <= MOST_LISTED):
         measures = comparison_table(results, width=width)
-        click.echo(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n\n{measures}")
+        say(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n\n{measures}", lines=True)
         return
     title = f"{scenario.where}: {plural(len(scenario.jobs), 'job')} on {scenario.place}"
     if scenario.was is not None and scenario.was.gpus != scenario.gpus * scenario.nodes:
@@ -262,8 +264,8 @@ def _show(scenario: Scenario, results: list[Result], *, list_jobs: bool) -> None
     measures = comparison_table(results, width=width, base=base)
     if list_jobs:
         for result in results:
-            click.echo(f"{headline(result)}\n{job_table(result, width=width)}\n")
-        click.echo(f"{title}\n{measures}")
+            say(f"{headline(result)}\n{job_table(result, width=width)}\n", lines=True)
+        say(f"{title}\n{measures}", lines=True)
         return
     above = [title, *(f"hpcsched: {note}" for note in scenario.notes)]
     taken = sum(-(-len(line) // (width or 80)) for line in above)
@@ -271,6 +273,6 @@ def _show(scenario: Scenario, results: list[Result], *, list_jobs: bool) -> None
     if len(scenario.jobs) <= room:  # a quick look first: tables of a million lines are not to be made
         jobs = side_by_side(results, width=width)
         if jobs.count("\n") + 2 <= room:
-            click.echo(f"{title}\n{jobs}\n\n{measures}")
+            say(f"{title}\n{jobs}\n\n{measures}", lines=True)
             return
-    click.echo(f"{title} (--jobs lists them)\n{measures}")
+    say(f"{title} (--jobs lists them)\n{measures}", lines=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from hpcsched.cli.common import find_run, goes_on, option, seconds
+from hpcsched.cli.common import find_run, goes_on, option, say, seconds
 from hpcsched.contract import files
 from hpcsched.decoding import read_tail
 from hpcsched.store.run_folders import named
@@ -75,7 +75,7 @@ def _detached(rundir: RunDir) -> int:
     while time.monotonic() < deadline:
         code = agent.poll()
         if code is not None:
-            click.echo(_since(log, before), nl=False, err=True)
+            say(_since(log, before).rstrip("\n"), lines=True, err=True)
             if new and not rundir.begun:
                 tidy(rundir)
             return code if code >= 0 else 128 - code
@@ -85,7 +85,7 @@ def _detached(rundir: RunDir) -> int:
         time.sleep(0.1)
     where = named(rundir.root)
     shown = os.path.relpath(log)
-    click.echo(
+    say(
         f"hpcsched: the agent runs in the background (pid {agent.pid}), and prints to {shown}; "
         f"`hpcsched top{where}` shows it, `hpcsched drain{where}` ends it",
         err=True,

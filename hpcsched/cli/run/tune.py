@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from hpcsched.accounts import user_name
-from hpcsched.cli.common import Renamed, check_chart, find_run, goes_on
+from hpcsched.cli.common import Renamed, check_chart, find_run, goes_on, say
 from hpcsched.cli.run import staying
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.live import stamp
@@ -26,6 +26,7 @@ from hpcsched.core.events import Event, LaunchFailed, WorkersExited
 from hpcsched.core.machine import Machine
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, StoreError
+from hpcsched.printing import printable
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
 from hpcsched.tuning import Search, parse_search, read_search, source_of
@@ -113,13 +114,13 @@ def tune(
     code, found = _search(ctx, asked, search, options, curves=learning_curves, command=command, root=root)
     if compare and found and code == 0:
         if not options["quiet"]:
-            click.echo(f"hpcsched: the same search once more, with packing {compare}, to compare", err=True)
+            say(f"hpcsched: the same search once more, with packing {compare}, to compare", err=True)
         asked = replace(asked, packing=compare)
         code, other = _search(ctx, asked, search, once_more, curves=None, command=command, root=root)
         if other and code == 0:
             found.compare(other)
     if found:
-        click.echo(json.dumps(found.page) if options["as_json"] else found.text)
+        say(json.dumps(found.page) if options["as_json"] else found.text, lines=True)
     return code
 
 
@@ -152,7 +153,7 @@ def _search(
     if options["resume"] and kept.exists():
         _check_same(asked, kept, file)
     if (short := asked.shortage()) and not options["quiet"]:
-        click.echo(f"hpcsched: {short}", err=True)
+        say(f"hpcsched: {short}", err=True)
     source, text = source_of(asked), file.read_text(encoding="utf-8")
     results: list[SearchResult] = []
 
@@ -165,7 +166,7 @@ def _search(
     def report(life: Any) -> int:
         found = _result(life, source, curves=curves)
         if found is None:
-            click.echo("hpcsched: no trial has completed", err=True)
+            say("hpcsched: no trial has completed", err=True)
             return 1
         results.append(found)
         return 0
@@ -264,12 +265,12 @@ class SearchDisplay:
     def message(self, text: str) -> None:
         when = stamp(self._machine, self._now)
         if self._bar is None:
-            sys.stderr.write(f"{when}{text}\n")
+            sys.stderr.write(f"{when}{printable(text)}\n")
             sys.stderr.flush()
             return
         from rich.text import Text
 
-        self._console.print(Text(when, style="dim") + Text(text), soft_wrap=True)
+        self._console.print(Text(when, style="dim") + Text(printable(text)), soft_wrap=True)
 
     def close(self) -> None:
         if self._bar is not None:

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING
 import click
 
 import hpcsched
-from hpcsched.cli.common import database_path, dir_option, json_option, option, plural, run_folder, say
+from hpcsched.cli.common import (
+    database_path,
+    dir_option,
+    json_option,
+    option,
+    plural,
+    run_folder,
+    say,
+    say_json,
+)
 from hpcsched.cli.run.environments import environment_options
 from hpcsched.cli.site.bundle import USUAL
 from hpcsched.cli.site.bundle import write as write_bundle
@@ -120,16 +129,14 @@ def doctor(
         findings += _hosts(system, allocation, root, devices)
     lines = [f"{'ok     ' if ok else 'PROBLEM'}  {what}: {text}" for what, ok, text in findings]
     if as_json:
-        import msgspec
-
         page = {
             "schema": 1,
             "version": hpcsched.__version__,
             "findings": [{"what": w, "ok": ok, "found": text} for w, ok, text in findings],
         }
-        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        say_json(page)
     else:
-        say("\n".join(lines))
+        say("\n".join(lines), lines=True)
     if bundle is not None:
         from hpcsched.cli.site.settings import rows, shown
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from hpcsched import config, trust
-from hpcsched.cli.common import json_option
+from hpcsched.cli.common import json_option, say_json
 
 DEFAULTS: dict[str, Any] = {
     "dir": "./hpcsched-run",
@@ -59,10 +58,8 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
         click.echo(f"hpcsched: {line}", err=True)
     found = rows(settings)
     if as_json:
-        import msgspec
-
         page = {"schema": 1, "settings": {k: {"value": v, "origin": s} for k, v, s in found}}
-        sys.stdout.buffer.write(msgspec.json.encode(page) + b"\n")
+        say_json(page)
         return
     for key, value, source in found:
         click.echo(f"{key} = {shown(value)}" + (f"    # {source}" if origin else ""))
