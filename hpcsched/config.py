@@ -7,6 +7,7 @@ environment are the command line's business; this reads the files below them.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,6 +53,17 @@ KEYS = {
     "cpus_per_gpu": whole("cores kept for the jobs of each GPU: a whole number", 0),
     "release_idle_nodes": number("minutes for which nothing could use a node that is given back", minimum=0),
     "python": printed("the Python interpreter of jobs that name no environment"),
+    "notify": either(
+        "what to tell of: failure, drain, disk, end (a list, or with commas)",
+        printed(""),
+        many(printed(""), "", least=1),
+    ),
+    "notify_command": either(
+        "the command that is given each message: a list of words, or a text",
+        printed(""),
+        many(printed(""), "", least=1),
+    ),
+    "notify_webhook": printed("the address that each message is posted to"),
     "script": table("a table: what `hpcsched script` writes"),
 }
 
@@ -130,9 +142,15 @@ class Settings:
             self.values["script"] = {**self.values.get("script", {}), **script}
             self.origins.update((f"script.{key}", str(path)) for key in script)
         for key, value in given.items():
-            # As the command line takes them.
-            self.values[key] = ",".join(value) if key == "hosts" and isinstance(value, list) else value
+            self.values[key] = _as_a_flag(key, value)
             self.origins[key] = str(path)
+
+
+def _as_a_flag(key: str, value: Any) -> Any:
+    """A value as the command line takes it."""
+    if not isinstance(value, list) or key not in ("hosts", "notify", "notify_command"):
+        return value
+    return shlex.join(value) if key == "notify_command" else ",".join(value)
 
 
 def load(environ: Mapping[str, str], *, here: Path, config: Path | None = None) -> Settings:

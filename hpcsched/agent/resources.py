@@ -33,8 +33,8 @@ class Observer(Protocol):
     def tick(self, now: float) -> None:
         """The loop has gone round; at most a few times a second."""
 
-    def message(self, text: str) -> None:
-        """One line that people should see."""
+    def message(self, text: str, *, about: str = "") -> None:
+        """One line that people should see; `about`: the kind of notification that it is worth too."""
 
 
 class NodeAgents(Protocol):

@@ -7,6 +7,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched run jobs.toml",
         "hpcsched run --each lr=1e-3,1e-2 -- python train.py --lr {lr}",
         "hpcsched run --stay --idle-timeout 30m --detach",
+        "hpcsched run jobs.toml --notify-command 'mail -s hpcsched me@example.org'",
         "hpcsched run --resume",
     ),
     "submit": (

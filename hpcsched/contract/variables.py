@@ -58,6 +58,15 @@ LAYERS = "HPCSCHED_LAYERS"
 VSW = "HPCSCHED_VSW"
 PACKS = "HPCSCHED_PACKS"
 
+# -- what a user's command is told of a message (`run --notify-command`) ------------------------------------
+
+MESSAGE_KIND = "HPCSCHED_MESSAGE_KIND"
+MESSAGE_TEXT = "HPCSCHED_MESSAGE_TEXT"
+
+# -- what a user sets for an agent, and no job is told ------------------------------------------------------
+
+NOTIFY_WEBHOOK = "HPCSCHED_NOTIFY_WEBHOOK"
+
 # -- what a user may set for a job -------------------------------------------------------------------------
 
 LANE_MEMORY_MIB = "HPCSCHED_LANE_MEMORY_MIB"

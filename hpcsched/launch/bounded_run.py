@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 MAX_OUTPUT_BYTES = 2**20
 """The part of each output that is kept, from its end (chosen)."""
@@ -32,35 +32,53 @@ def run_bounded(
     within_s: float,
     cwd: str = "/",
     stop: threading.Event | None = None,
+    given: bytes = b"",
+    spares_children: bool = False,
 ) -> tuple[int, bytes, bytes]:
     """Run a program; returns its exit code (negative: a signal) and the last `MAX_OUTPUT_BYTES` of stdout and
     of stderr.
 
-    It runs in `cwd`, without an input, in a session of its own, which is killed when it has ended, and when
-    this raises. Raises TimeoutError; Stopped once `stop` is set; OSError or ValueError if it cannot be
-    started.
+    It runs in `cwd`, with the input `given`, in a session of its own, which is killed when it has ended (not
+    if it `spares_children`), and when this raises. Raises TimeoutError; Stopped once `stop` is set; OSError
+    or ValueError if it cannot be started.
     """
-    until = time.monotonic() + within_s
-    process = subprocess.Popen(
-        argv,
-        env=dict(environ),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    until, over = time.monotonic() + within_s, False
+    with _input(given) as stdin:
+        process = subprocess.Popen(
+            argv,
+            env=dict(environ),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
     assert process.stdout and process.stderr
     with process.stdout, process.stderr:
         try:
             said = _listen(process, (process.stdout.fileno(), process.stderr.fileno()), until, stop)
+            over = True
         finally:
-            # Not waited for yet, so the number is still its own.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            if not (over and spares_children):
+                # Not waited for yet, so the number is still its own.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):  # a filesystem that hangs may hold it
                 process.wait(_ENDS_WITHIN_S)
     return process.returncode, *said
+
+
+@contextlib.contextmanager
+def _input(given: bytes) -> Iterator[int]:
+    """A descriptor that these bytes can be read from, whenever a program reads them."""
+    if not given:
+        yield subprocess.DEVNULL
+        return
+    descriptor = os.memfd_create("input", os.MFD_CLOEXEC)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        file.write(given)
+        file.seek(0)
+        yield descriptor
 
 
 def _listen(

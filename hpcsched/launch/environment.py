@@ -29,18 +29,21 @@ _OF_A_STEP = re.compile(
     r"|LSF_PM_|JSM_|PBS_(TASKNUM|NODENUM|VNODENUM)"
 )
 
+_REMOVED = variables.OF_AN_ATTEMPT | {variables.NOTIFY_WEBHOOK}
+
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of `environ`, the agent's environment, that workers inherit.
 
-    Variables of the contract are removed: they are there if the agent is itself an attempt of another run.
+    Variables of the contract are removed: they are there if the agent is itself an attempt of another run. So
+    is the address of a webhook, which is often a secret.
     """
     return {
         name: value
         for name, value in environ.items()
-        if not (_OF_A_STEP.match(name) or tells_rank(name) or name in variables.OF_AN_ATTEMPT)
+        if not (_OF_A_STEP.match(name) or tells_rank(name) or name in _REMOVED)
     }
 
 

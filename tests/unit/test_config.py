@@ -80,6 +80,9 @@ def test_every_setting_can_be_set_and_has_a_default_to_show(tmp_path: Path) -> N
         warm = 2
         cpus_per_gpu = 4
         release_idle_nodes = 10
+        notify = ["failure", "end"]
+        notify_command = ["mail", "-s", "a b", "me"]
+        notify_webhook = "https://hooks.example.org/x"
         python = "/envs/a/bin/python"
         [policy_option]
         promote = "always"
@@ -89,6 +92,7 @@ def test_every_setting_can_be_set_and_has_a_default_to_show(tmp_path: Path) -> N
     found = settings(tmp_path, site=right)
     assert found.values.keys() == config.KEYS.keys() == DEFAULTS.keys() | {"script"}
     assert found.values["hosts"] == "n1,n2"  # as the option takes it
+    assert found.values["notify_command"] == "mail -s 'a b' me"
 
 
 def test_the_script_table_is_merged_key_by_key_and_each_key_knows_its_file(tmp_path: Path) -> None:

@@ -229,7 +229,7 @@ class Narrator:
         """Note the time: what is said of no event has no other."""
         self._now = now
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, *, about: str = "") -> None:
         self._say(text)
 
     def _say(self, text: str) -> None:

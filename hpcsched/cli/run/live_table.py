@@ -55,7 +55,7 @@ class LiveTable:
         self._now = now
         self._live.refresh()
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, *, about: str = "") -> None:
         from rich.text import Text
 
         when = Text(stamp(self._machine, self._now), style="dim")

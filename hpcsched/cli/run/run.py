@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,11 +33,11 @@ from hpcsched.cli.jobs.given_jobs import is_job_file, of_command, sweep_options
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.environments import environment_options, was_said
 from hpcsched.cli.run.last_words import tell_result
+from hpcsched.cli.run.notifying import Notify, notify_options
+from hpcsched.cli.run.observers import Display, Observers
 from hpcsched.cli.run.staying import staying_options
 from hpcsched.client.waiting import waiting_names
 from hpcsched.contract.exits import WORK_LEFT
-from hpcsched.core.actions import Action
-from hpcsched.core.events import Event
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError, HpcschedError
@@ -48,18 +48,6 @@ if TYPE_CHECKING:
     from hpcsched.agent.resources import FindJobs
     from hpcsched.batch.base import BatchSystem
     from hpcsched.store.rundir import RunDir
-
-
-class Display(Protocol):
-    """An observer of a run that is closed at its end."""
-
-    def event(self, event: Event, actions: Sequence[Action]) -> None: ...
-
-    def tick(self, now: float) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 _CPUS_PER_GPU = "CPU cores reserved for the jobs of each GPU; jobs without GPUs get the others (8)."
@@ -133,6 +121,7 @@ KEPT_SEARCH = "search.toml"
 @click.pass_context
 @environment_options
 @staying_options
+@notify_options
 def run(
     ctx: click.Context,
     /,
@@ -213,6 +202,7 @@ def conduct(
     release_idle_nodes: float | None = None,
     environment: PythonEnvironment | None = None,
     stay_s: float | None = None,
+    notify: Notify | None = None,
     command: str = "run",
     root: Path | None = None,
 ) -> int:
@@ -224,6 +214,7 @@ def conduct(
     no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
     the exit code of a run without work left. `keep` puts more of it into the database. `update`: what the job
     file says of jobs that the run has is taken. `environment`: that of jobs that name none.
+    `notify`: who is told of what.
     """
     from hpcsched.agent import start
     from hpcsched.agent.allocation.requeue import RequeuePlan
@@ -272,16 +263,12 @@ def conduct(
         check_chart(gantt)
     store = database_path(database)
     find = profile_finder(profiles, store)
-    displays: list[Display] = []
+    on_terminal = sys.stderr.isatty() and not quiet
 
-    def observe(machine: Machine) -> Display:
-        on_terminal = sys.stderr.isatty() and not quiet
-        if display is not None:
-            displays.append(display(machine))
-        else:
-            displays.append(LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet))
-        return displays[0]
+    def shown(machine: Machine) -> Display:
+        return LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet)
 
+    observers = Observers(rundir, display=display or shown, notify=notify)
     order = start.RunRequest(
         dir=rundir.root,
         devices=devices,
@@ -304,48 +291,52 @@ def conduct(
         environment=environment,
         source=source,
     )
-    try:
-        with naming_the_file(jobs):
-            life = start.run(
-                order,
-                batch=system,
-                find_profiles=lambda models, kind: find(models, device_type or kind),
-                find_parallel=lambda models: parallel_programs(store, models),
-                find_shared=lambda kind: shared_uses(store, device_type or kind),
-                find_layers=lambda model, kind: layer_profile(store, model, device_type or kind),
-                observe=observe,
-            )
-    finally:
-        for shown in displays:
-            shown.close()
-    code = life.exit_code
-    again = f"hpcsched {command} --resume{run_folders.named(root or rundir.root)}"
-    if check is not None:
-        check(life.machine)
-    if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
-        how = "requeue" if requeue else "chain" if chain else ""
-        plan = RequeuePlan(how=how, most=max_restarts, script=chain_script)
-        code = _stopped(life, system, rundir, plan, again)
-    try:
-        if report is not None:
-            code = report(life) if code in (0, 1, 2) else code
-        else:
-            tell_result(life, as_json=as_json, gantt=gantt, compare=others, again=again)
-            if code == 2:
-                edited = ", ".join(life.machine.run.jobs[job_id].spec.name for job_id in life.edits.said)
-                say(
-                    f"hpcsched: {jobs or command}: what differs of {edited} (see above) was not run", err=True
+    with observers:
+        try:
+            with naming_the_file(jobs):
+                life = start.run(
+                    order,
+                    batch=system,
+                    find_profiles=lambda models, kind: find(models, device_type or kind),
+                    find_parallel=lambda models: parallel_programs(store, models),
+                    find_shared=lambda kind: shared_uses(store, device_type or kind),
+                    find_layers=lambda model, kind: layer_profile(store, model, device_type or kind),
+                    observe=observers.of,
                 )
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            say(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what is still buffered
-        code = code or 1
-    _put_away(life, store, str(rundir.root), keep)
+        finally:
+            observers.close()
+        code = life.exit_code
+        again = f"hpcsched {command} --resume{run_folders.named(root or rundir.root)}"
+        if check is not None:
+            check(life.machine)
+        if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
+            how = "requeue" if requeue else "chain" if chain else ""
+            plan = RequeuePlan(how=how, most=max_restarts, script=chain_script)
+            code = _stopped(life, system, rundir, plan, again, observers)
+        try:
+            if report is not None:
+                code = report(life) if code in (0, 1, 2) else code
+            else:
+                tell_result(life, as_json=as_json, gantt=gantt, compare=others, again=again)
+                if code == 2:
+                    edited = ", ".join(life.machine.run.jobs[job_id].spec.name for job_id in life.edits.said)
+                    say(
+                        f"hpcsched: {jobs or command}: what differs of {edited} (see above) was not run",
+                        err=True,
+                    )
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                say(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what is still buffered
+            code = code or 1
+        _put_away(life, store, str(rundir.root), keep)
+        observers.over(life)
     return code
 
 
-def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, again: str) -> int:
+def _stopped(
+    life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, again: str, observers: Observers
+) -> int:
     """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
     from dataclasses import replace
 
@@ -354,6 +345,7 @@ def _stopped(life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, a
     from hpcsched.core.transitions.deadline import FROM_BATCH
 
     def tell(text: str) -> None:
+        observers.last_word(text)
         with contextlib.suppress(OSError):
             say(f"hpcsched: {text}", err=True)
 

@@ -15,9 +15,10 @@ import click
 
 from hpcsched.accounts import user_name
 from hpcsched.cli.common import Renamed, check_chart, find_run, goes_on, say
-from hpcsched.cli.run import staying
+from hpcsched.cli.run import notifying, staying
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.live import stamp
+from hpcsched.cli.run.notifying import notify_options
 from hpcsched.cli.run.run import KEPT_SEARCH, conduct, run
 from hpcsched.contract import files
 from hpcsched.contract.exits import SUSPENDED
@@ -78,6 +79,7 @@ class SearchResult:
 )
 @click.pass_context
 @environment_options
+@notify_options
 def tune(
     ctx: click.Context,
     /,
@@ -134,6 +136,7 @@ _NOT_OF_A_SEARCH = (
     "gantt",
     *OPTIONS,
     *staying.OPTIONS,
+    *notifying.OPTIONS,
 )
 tune.params += [parameter for parameter in run.params if parameter.name not in _NOT_OF_A_SEARCH]
 
@@ -262,7 +265,7 @@ class SearchDisplay:
         if self._bar is not None:
             self._bar.refresh()
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, *, about: str = "") -> None:
         when = stamp(self._machine, self._now)
         if self._bar is None:
             sys.stderr.write(f"{when}{printable(text)}\n")

@@ -10,6 +10,7 @@ import click
 
 from hpcsched import config, trust
 from hpcsched.cli.common import json_option, say_json
+from hpcsched.redaction import REMOVED
 
 DEFAULTS: dict[str, Any] = {
     "dir": "./hpcsched-run",
@@ -35,6 +36,9 @@ DEFAULTS: dict[str, Any] = {
     "warm": "auto",
     "cpus_per_gpu": 8,
     "release_idle_nodes": "never",
+    "notify": "failure,drain,disk,end, with a command or a webhook",
+    "notify_command": "none",
+    "notify_webhook": "none",
     "python": "the first in PATH with hpcsched-worker and torch, else hpcsched's own",
 }
 
@@ -78,7 +82,7 @@ def rows(settings: config.Settings) -> list[tuple[str, Any, str]]:
             value, source = settings.values[key], settings.origins[key]
         else:
             value, source = default, "default"
-        found.append((key, value, source))
+        found.append((key, REMOVED if key == "notify_webhook" and source != "default" else value, source))
     script = settings.values.get("script", {})
     return found + [(f"script.{key}", script[key], settings.origins[f"script.{key}"]) for key in script]
 
