@@ -91,6 +91,16 @@ def shortened(text: str, width: int) -> str:
     return f"{text[: (width - 1) // 2]}~{text[len(text) - (width - 1 - (width - 1) // 2) :]}"
 
 
+def said_bytes(number: float) -> str:
+    """A number of bytes for people: `640 KiB`, `3.2 GiB`."""
+    units = ["TiB", "GiB", "MiB", "KiB", "B"]
+    while number >= 999.5 and len(units) > 1:
+        units.pop()
+        number /= 1024
+    unit = units[-1]
+    return f"{number:.0f} {unit}" if number >= 99.5 or unit == "B" else f"{number:.2g} {unit}"
+
+
 def said_cores(cores: float) -> str:
     """A number of CPU cores as it stands where others have GPU counts: `0.9c`."""
     return f"{round(cores, 1 if cores >= 10 else 2):g}c"

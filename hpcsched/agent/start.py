@@ -187,6 +187,7 @@ def run(
             policy=policy,
             allocation={"kind": allocation.kind, "id": allocation.id, "cluster": allocation.cluster},
             environment=request.environment,
+            checkpoints=str(request.checkpoints or ""),
         )
         new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
         admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared)

@@ -44,6 +44,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched report -o run.html",
         "hpcsched report hpcsched-run hpcsched-run-2 -o both.html",
     ),
+    "clean": (
+        "hpcsched clean",
+        "hpcsched clean --older-than 30d",
+        "hpcsched clean --only-checkpoints hpcsched-run-2",
+    ),
     "profile": ("hpcsched profile list",),
     "profile run": (
         "hpcsched profile run jobs.toml --job train",

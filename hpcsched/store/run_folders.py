@@ -34,13 +34,18 @@ def newest(here: Path) -> Path:
 
     One in which nothing has begun, and for which nothing waits, is none. ./hpcsched-run if there is none.
     """
-    found = [folder for _, folder in sorted(_folders(here).items())]
+    found = all_of(here)
     if len(found) < 2:
         return found[0] if found else here / USUAL
     rundirs = [RunDir(folder) for folder in reversed(found)]
     living = (rundir.root for rundir in rundirs if agent_alive(rundir, rundir.read_record()))
     used = (rundir.root for rundir in rundirs if _used(rundir))
     return next(living, None) or next(used, here / USUAL)
+
+
+def all_of(here: Path) -> list[Path]:
+    """The run folders of a working directory, the oldest first."""
+    return [folder for _, folder in sorted(_folders(here).items())]
 
 
 def of_next_run(here: Path) -> Path:

@@ -60,6 +60,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
     allocation: dict[str, str | None] = {}
     environment: PythonEnvironment | None = None
     """That of jobs that name none."""
+    checkpoints: str = ""
+    """The directory for checkpoints; "": the run directory."""
 
 
 class _Version(msgspec.Struct):

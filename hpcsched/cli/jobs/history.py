@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -25,6 +26,9 @@ from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.printing import printables, said_cores
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
+
+MOST_CLEANED = 5
+"""Cleaned runs that are named; the others are counted."""
 
 if TYPE_CHECKING:
     from hpcsched.store.database import FinishedJob, TrialEntry
@@ -105,6 +109,26 @@ def history(
             )
         )
     _print(rows, parsable=parsable)
+    _tell_of_cleaned(path, {job.run_id for job in jobs})
+
+
+def _tell_of_cleaned(database: Path, run_ids: set[str]) -> None:
+    """Say of which of these runs the folder, or what was in it, is gone."""
+    from hpcsched.store.cleaning import What, cleaned
+    from hpcsched.store.database import Database
+
+    words = {
+        What.ALL: "gone",
+        What.CHECKPOINTS: "without its checkpoints",
+        What.OTHERS: "without its outputs",
+    }
+    with Database(database) as opened:
+        shown = [run for run in opened.runs() if run.run_id in run_ids]
+    gone = [(run, what) for run in shown if (what := cleaned(Path(run.directory), run.run_id))]
+    for run, what in gone[:MOST_CLEANED]:
+        say(f"hpcsched: {run.directory} is {words[what]} (cleaned)", err=True)
+    if len(gone) > MOST_CLEANED:
+        say(f"hpcsched: and {len(gone) - MOST_CLEANED} more runs were cleaned", err=True)
 
 
 def _tell_of_unfinished(rundir: RunDir) -> None:

@@ -1,0 +1,129 @@
+"""`hpcsched clean`: removes what it is told to, of hpcsched's, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from rundirs import a_home, a_run
+
+from hpcsched.cli.main import cli
+from hpcsched.core.model import JobState
+from hpcsched.errors import StoreError
+from hpcsched.store import cleaning, registry
+from hpcsched.store.rundir import RunDir
+
+DONE = (JobState.COMPLETED,)
+RUN_ID = "0" * 31 + "1"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    a_home(tmp_path, monkeypatch)
+    assert registry.folder().is_relative_to(tmp_path)  # never the registry of who runs the tests
+    return tmp_path
+
+
+def over(folder: Path, *, run_id: str = RUN_ID, age_s: float = 1e6, jobs: Any = DONE) -> Path:
+    """A run that is over, with a checkpoint and an output."""
+    a_run(folder, state="FINISHED", kind="none", age_s=age_s, run_id=run_id, jobs=jobs)
+    job = folder / "jobs" / "1"
+    (job / "checkpoint").mkdir(parents=True)
+    (job / "checkpoint" / "step-1.pt").write_bytes(b"x" * 5000)
+    (job / "STATE.json").write_text("{}")
+    (job / "hpcsched-1.out").write_text("said\n")
+    (folder / "journal.jsonl").write_text("{}\n")
+    registry.register(run_id, folder)
+    return folder
+
+
+def clean(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(cli, ["clean", *map(str, words)], standalone_mode=False)
+    assert done.exception is None, done.exception
+    return done.return_value, done.output
+
+
+def test_on_its_own_it_only_shows(here: Path) -> None:
+    run, other = over(here / "hpcsched-run"), over(here / "other" / "r", run_id="2" * 32)
+    code, said = clean()
+    assert code == 0 and "hpcsched-run" in said and str(other) not in said and run.is_dir()
+    assert "other/r" in clean("--all")[1] and other.is_dir()
+    code, said = clean("--older-than", "1d")  # no terminal that could be asked
+    assert "nothing is removed: --yes" in said and run.is_dir()
+    refused = CliRunner().invoke(cli, ["clean", "--all", "--older-than", "0", "--yes"])
+    assert refused.exit_code == 2 and run.is_dir() and other.is_dir()
+
+
+def test_runs_of_other_directories_are_removed_only_by_name(here: Path) -> None:
+    run, other = over(here / "hpcsched-run"), over(here / "other" / "r", run_id="2" * 32)
+    young = over(here / "hpcsched-run-2", run_id="3" * 32, age_s=60.0)
+    assert clean("--older-than", "1d", "--yes")[0] == 0
+    assert not run.exists() and other.is_dir() and young.is_dir()
+    assert clean(other, "--yes")[0] == 0
+    assert not other.exists()
+    assert [entry.dir for entry in registry.runs()] == [str(young)]
+
+
+@pytest.mark.parametrize("jobs", [(JobState.COMPLETED, JobState.SUSPENDED)])
+def test_what_lives_or_has_work_left_stays(here: Path, jobs: Any) -> None:
+    left = over(here / "left", jobs=jobs)
+    living = a_run(here / "living", state="RUNNING", kind="none", jobs=DONE)
+    for run in (left, living):
+        code, said = clean(run, "--yes")
+        assert code == 1 and run.is_dir() and "left alone" in said
+    assert clean(living, "--with-work-left", "--yes")[0] == 1 and living.is_dir()
+    assert clean(left, "--with-work-left", "--yes")[0] == 0 and not left.exists()
+
+
+def test_files_of_the_user_stay_and_links_lead_nowhere(here: Path) -> None:
+    run, mine = over(here / "hpcsched-run"), here / "mine"
+    mine.mkdir()
+    (mine / "model.pt").write_text("precious")
+    job = run / "jobs" / "1"
+    (job / "results.csv").write_text("1,2\n")
+    shutil.rmtree(job / "checkpoint")
+    (job / "checkpoint").symlink_to(mine)
+    (run / "jobs" / "2").symlink_to(mine)
+    (run / "packs").symlink_to(mine)
+    code, said = clean(run, "--yes")
+    assert code == 0 and "not made by hpcsched, and stays" in said
+    assert (mine / "model.pt").read_text() == "precious"
+    assert (job / "results.csv").exists() and not (job / "hpcsched-1.out").exists()
+    assert (run / "journal.jsonl").exists()  # by which the folder is still known
+
+
+def test_checkpoints_alone_or_all_else(here: Path) -> None:
+    run, kept = over(here / "a"), over(here / "b", run_id="2" * 32)
+    elsewhere = here / "place" / RUN_ID / "1"
+    elsewhere.mkdir(parents=True)
+    (here / "place" / "other").mkdir()
+    record = RunDir(run).read_record()
+    assert record
+    record.checkpoints = str(here / "place")
+    RunDir(run).write_record(record)
+    assert clean(run, "--only-checkpoints", "--yes")[0] == 0
+    assert not (run / "jobs/1/checkpoint").exists() and (run / "jobs/1/hpcsched-1.out").exists()
+    assert not elsewhere.parent.exists() and (here / "place" / "other").exists()
+    assert clean(kept, "--keep-checkpoints", "--yes")[0] == 0
+    assert (kept / "jobs/1/checkpoint/step-1.pt").exists() and not (kept / "jobs/1/hpcsched-1.out").exists()
+    assert (kept / "run.json").exists()
+
+
+def test_a_removal_that_was_interrupted_is_gone_on_with(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, remove, done = over(here / "hpcsched-run"), cleaning._remove, list[str]()
+
+    def dies(item: Any) -> int:
+        if len(done) == 2:
+            raise StoreError("the power is gone")
+        done.append(item.parts[-1])
+        return remove(item)
+
+    monkeypatch.setattr(cleaning, "_remove", dies)
+    assert clean(run, "--yes")[0] == 1 and (run / "run.json").exists()
+    monkeypatch.setattr(cleaning, "_remove", remove)
+    assert json.loads(clean("--json")[1])["runs"][0]["half"]
+    assert clean(run, "--yes")[0] == 0 and not run.exists()
