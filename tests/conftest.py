@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -21,6 +24,13 @@ settings.register_profile("check", max_examples=10, derandomize=True, **_ANY)
 settings.register_profile("test", max_examples=25, derandomize=True, **_ANY)
 settings.register_profile("all", max_examples=100, **_ANY)
 settings.load_profile("test")
+
+# No test, and nothing that a test starts, finds the runs, the database or the settings of who runs the tests:
+# `clean` removes runs.
+_OWN = tempfile.mkdtemp(prefix="hpcsched-tests-")
+atexit.register(shutil.rmtree, _OWN, ignore_errors=True)
+os.environ.update({f"XDG_{kind}_HOME": f"{_OWN}/{kind.lower()}" for kind in ("STATE", "DATA", "CONFIG")})
+os.environ.pop("HPCSCHED_DATABASE", None)
 
 BEGAN = time.monotonic()
 

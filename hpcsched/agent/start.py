@@ -143,6 +143,7 @@ def run(
                 _submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel, find_shared)
         rundir.make()
         stack.callback(take_run_lock(rundir, resume=request.resume).release)
+        rundir.make()  # `clean` may have removed folders before we had the lock
         refuse_other_run(rundir, resume=request.resume)  # begun and ended meanwhile
         refuse_lost_journal(rundir)
         rundir.sweep()

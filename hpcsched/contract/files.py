@@ -18,6 +18,9 @@ CHECKPOINT = "checkpoint"
 ADAPTER = "adapter"
 """The adapter of a job that trains one on a frozen model, in PEFT's own format, as it was saved last."""
 
+BEST = "best.pt"
+"""The best model by a metric, in the folder of a job's checkpoints."""
+
 ATTEMPT_MARK = "hpcsched: ---- attempt "
 """The begin of the line in a job's output that says which attempt writes from there on."""
 

@@ -72,6 +72,20 @@ def runs(*, environ: Mapping[str, str] | None = None) -> list[RegisteredRun]:
     return sorted(found.values(), key=lambda entry: -entry.at)
 
 
+def find(run_id: str, *, environ: Mapping[str, str] | None = None) -> RegisteredRun | None:
+    """What is registered of a run; None: nothing."""
+    try:
+        return decode_file(folder(environ) / f"{run_id}.json", RegisteredRun, most_bytes=SMALL_BYTES)
+    except (OSError, RuntimeError, BadInput):
+        return None
+
+
+def forget(run_id: str, *, environ: Mapping[str, str] | None = None) -> None:
+    """Take a run out of the registry, if that can be done."""
+    with contextlib.suppress(OSError, RuntimeError):
+        (folder(environ) / f"{run_id}.json").unlink(missing_ok=True)
+
+
 def _there(entry: RegisteredRun) -> bool:
     """Whether the run's directory is there, and no other run has taken it."""
     root = Path(entry.dir)

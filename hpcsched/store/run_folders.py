@@ -67,8 +67,13 @@ def of_next_run(here: Path) -> Path:
 
 def waits(rundir: RunDir) -> bool:
     """Whether jobs, or jobs that are to run again, wait in a run directory for an agent."""
+    return work_in(rundir.inbox)
+
+
+def work_in(inbox: Path) -> bool:
+    """The same of an inbox."""
     try:
-        with os.scandir(rundir.inbox / "new") as found:
+        with os.scandir(inbox / "new") as found:
             return any(_is_work(Path(entry)) for entry in found)
     except OSError:
         return False

@@ -31,6 +31,10 @@ MAX_SNAPSHOT_BYTES = 2**30
 """The longest snapshot that is read (chosen): it takes some 350 bytes a job."""
 
 
+CLEANED = "cleaned.json"
+"""In a run directory: what `clean` removes of it, or has removed. An agent that begins takes it away."""
+
+
 class RunDirError(StoreError):
     """The run directory cannot be used: choose another, or look who uses it. A usage error."""
 
@@ -155,8 +159,9 @@ class RunDir:
             ) from error
 
     def sweep(self) -> None:
-        """Remove the half-written files of agents that were killed. The caller holds the lock."""
-        for left in (*self.root.glob(".*.tmp"), *self.root.glob(".probe.*")):
+        """Remove the half-written files of agents that were killed, and the mark of a removal, which this
+        ends. The caller holds the lock."""
+        for left in (*self.root.glob(".*.tmp"), *self.root.glob(".probe.*"), self.root / CLEANED):
             with contextlib.suppress(OSError):
                 left.unlink()
 
@@ -213,10 +218,19 @@ class RunLock:
         except OSError as error:
             os.close(self._descriptor)
             raise RunDirError(occupied(rundir)) from error
+        if not self._is_at(path):  # `clean` has removed it between the two
+            self.release()
+            raise RunDirError(f"{rundir.root} is being removed by `hpcsched clean`")
         # Locks do not always reach across hosts of a shared filesystem: look for signs of life too.
         if signs_of_life and _works_elsewhere(rundir):
             self.release()
             raise RunDirError(occupied(rundir))
+
+    def _is_at(self, path: Path) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), path.stat())
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Release the lock."""

@@ -265,9 +265,7 @@ def submit(
     command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
     answer = ask(rundir, command) if living else leave(rundir, command, taken)
     if not living and command.jobs:
-        say(
-            f"hpcsched: no agent in {rundir.root}; the next `{what_begins(rundir)}` takes them", err=True
-        )
+        say(f"hpcsched: no agent in {rundir.root}; the next `{what_begins(rundir)}` takes them", err=True)
     for doubt in doubts:
         say(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
     for line in what_was_recognised(jobs):

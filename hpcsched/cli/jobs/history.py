@@ -114,8 +114,9 @@ def history(
 
 def _tell_of_cleaned(database: Path, run_ids: set[str]) -> None:
     """Say of which of these runs the folder, or what was in it, is gone."""
-    from hpcsched.store.cleaning import What, cleaned
+    from hpcsched.store.cleaning import cleaned
     from hpcsched.store.database import Database
+    from hpcsched.store.leftovers import What
 
     words = {
         What.ALL: "gone",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-import click
-
 from hpcsched.cli.common import say, say_json, select
 from hpcsched.client.waiting import read_all, take_back, taken_by, waits
 from hpcsched.core.reasons import Reason, Why

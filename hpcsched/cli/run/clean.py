@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -19,7 +20,7 @@ from hpcsched.store import registry, run_folders
 from hpcsched.store.rundir import RunDir
 
 if TYPE_CHECKING:
-    from hpcsched.store.cleaning import LeftRun, What
+    from hpcsched.store.leftovers import LeftRun, What
 
 NAMED = 3
 """Files of the user's that are named for each run; the others are counted."""
@@ -30,8 +31,10 @@ NAMED = 3
 @click.option("--all", "-a", "all_runs", is_flag=True, help="All your runs, wherever they are: shows only.")
 @click.option("--older-than", metavar="T", type=seconds, help="Runs that ended so long ago: 30d, 12h.")
 @click.option("--only-checkpoints", is_flag=True, help="Remove checkpoints only.")
-@click.option("--keep-checkpoints", is_flag=True, help="Remove all but checkpoints and the run's record.")
-@click.option("--with-work-left", is_flag=True, help="Runs with jobs left too.")
+@click.option(
+    "--keep-checkpoints", is_flag=True, help="Remove all but checkpoints, results and the run's record."
+)
+@click.option("--with-work-left", is_flag=True, help="Runs with jobs left too, or whose end is not known.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_context
@@ -51,15 +54,17 @@ def clean(
     On its own it only shows: the runs of this directory, with --all those of any. Removed is, after a
     question or with --yes, what is named by DIR, and with --older-than runs of this directory. A run whose
     agent works is never touched, one with jobs left only with --with-work-left, and of a run directory only
-    what hpcsched has made: other files stay, and are named. The history stays.
+    what hpcsched has made: other files stay, and are named. --only-checkpoints and --keep-checkpoints leave
+    results too: what functions returned, metrics, adapters, the best models. The history stays.
     """
-    from hpcsched.store.cleaning import What
+    from hpcsched.store.cleaning import remove
+    from hpcsched.store.leftovers import What
 
     if only_checkpoints and keep_checkpoints:
         raise click.UsageError("--only-checkpoints and --keep-checkpoints: give one")
     if all_runs and (dirs or yes):
         raise click.UsageError("--all only shows: name what is to be removed by DIR")
-    chosen = bool(dirs) or older_than is not None
+    chosen = bool(dirs) or (older_than is not None and not all_runs)
     if yes and not chosen:
         raise click.UsageError("--yes: say which runs, by DIR or --older-than")
     what = What.CHECKPOINTS if only_checkpoints else What.OTHERS if keep_checkpoints else What.ALL
@@ -69,41 +74,55 @@ def clean(
     freed = 0
     if not as_json:
         _show(runs, left_alone, what)
-    if chosen and runs and not all_runs and (yes or (not as_json and _agreed(runs, what))):
+    agreed = chosen and bool(runs) and (yes or (not as_json and _agreed(runs, what)))
+    if agreed:
         for run in runs:
             try:
-                freed += _removed(ctx, run, what, with_work_left=with_work_left)
+                freed += remove(run, what)
             except HpcschedError as error:
                 failed.append(str(error))
                 say(f"hpcsched: {error}", err=True)
         if not as_json:
             say(f"{said_bytes(freed)} removed")
-    elif chosen and not as_json and not runs and not all_runs and not dirs:
+    elif chosen and not as_json and not runs and not left_alone:
         say("hpcsched: no run that is over is that old", err=True)
     if as_json:
         say_json(_page(runs, left_alone, freed))
-    return int(bool(failed))
+    return int(bool(failed) or (chosen and bool(runs) and not agreed))
 
 
 def _found(
     ctx: click.Context, dirs: Sequence[Path], *, all_runs: bool, with_work_left: bool
 ) -> tuple[list[LeftRun], list[str]]:
     """The runs that may be cleaned, oldest first, and why others may not."""
-    from hpcsched.store.cleaning import NotCleaned, left_by
+    from hpcsched.store.leftovers import NotCleaned, left_by
 
-    here = Path.cwd()
-    known = run_folders.all_of(here)
+    # A link to a folder elsewhere is no folder of this directory: such a run has to be named.
+    known = [folder for folder in run_folders.all_of(Path.cwd()) if not folder.is_symlink()]
     if all_runs:
         known += [Path(entry.dir) for entry in registry.runs()]
     runs, left_alone = list[Any](), list[str]()
     for folder in dict.fromkeys(path.resolve() for path in (dirs or known)):
         try:
-            runs.append(left_by(RunDir(folder), checkpoints=_place(ctx), with_work_left=with_work_left))
+            run = left_by(RunDir(folder), checkpoints=_place(ctx), with_work_left=with_work_left)
+            _refuse_living_jobs(run)
+            runs.append(run)
         except NotCleaned as error:
             left_alone.append(str(error))
         except HpcschedError as error:
             left_alone.append(f"{folder}: {error}")
     return sorted(runs, key=lambda run: -run.age_s), left_alone
+
+
+def _refuse_living_jobs(run: LeftRun) -> None:
+    """Raise NotCleaned where the agent ended without a word on this host, and its jobs still run."""
+    from hpcsched.launch.orphans import find_orphans
+    from hpcsched.store.leftovers import NotCleaned
+
+    if run.state == "STALE" and run.host == socket.gethostname():
+        pids = ", ".join(str(pid) for pid, _ in find_orphans(run.run_id, ())[:NAMED])
+        if pids:
+            raise NotCleaned(f"{run.rundir.root}: processes of its jobs still run here: {pids}")
 
 
 def _place(ctx: click.Context) -> Path | None:
@@ -112,22 +131,17 @@ def _place(ctx: click.Context) -> Path | None:
     return Path(given).absolute() if given else None
 
 
-def _removed(ctx: click.Context, run: LeftRun, what: What, *, with_work_left: bool) -> int:
-    """Remove this of a run, after what an earlier call has begun; returns the bytes."""
-    from hpcsched.store.cleaning import left_by, remove
-
-    freed = 0
-    if run.mark is not None and run.half and run.mark.what not in (what, "all"):
-        freed += remove(run, run.mark.what)
-        run = left_by(run.rundir, checkpoints=_place(ctx), with_work_left=with_work_left)
-    return freed + remove(run, what)
-
-
 def _agreed(runs: Sequence[LeftRun], what: What) -> bool:
+    from hpcsched.store.leftovers import Kind
+
     freed = said_bytes(sum(item.bytes for run in runs for item in run.removed_by(what)))
-    said = {"all": "all of", "checkpoints": "the checkpoints of", "others": "all but the checkpoints of"}[
-        what
-    ]
+    results = any(item.kind is Kind.RESULT for run in runs for item in run.removed_by(what))
+    words = {
+        "all": f"all{' (with results of jobs)' * results} of",
+        "checkpoints": "the checkpoints of",
+        "others": "all but checkpoints and results of",
+    }
+    said = words[what]
     if not sys.stdin.isatty():
         say(
             f"hpcsched: nothing is removed: --yes removes {said} {plural(len(runs), 'run')}, {freed}",
@@ -138,7 +152,7 @@ def _agreed(runs: Sequence[LeftRun], what: What) -> bool:
 
 
 def _show(runs: Sequence[LeftRun], left_alone: Sequence[str], what: What) -> None:
-    from hpcsched.store.cleaning import Kind
+    from hpcsched.store.leftovers import Kind
 
     rows = [("ENDED", "STATE", "JOBS", "SIZE", "CHECKPOINTS", "DIR")]
     for run in runs:
@@ -173,7 +187,7 @@ def _short(path: Path) -> str:
 
 
 def _page(runs: Iterable[LeftRun], left_alone: Sequence[str], freed: int) -> dict[str, Any]:
-    from hpcsched.store.cleaning import Kind
+    from hpcsched.store.leftovers import Kind
 
     return {
         "schema": 1,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpcsched.contract import files
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import say
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
 
 EPOCH = "epoch"
 """What `Parts.evaluate_every` says of each pass over the data."""
-
-BEST = "best.pt"
-"""The file of the best model, in the folder of the job's checkpoints."""
 
 
 class Callback:
@@ -122,7 +120,7 @@ class ModelCheckpoint(Monitor):
             return
         found = {"model": session.model.state_dict(), "step": session.step, "metrics": dict(metrics)}
         try:
-            session.save_beside(BEST, found)
+            session.save_beside(files.BEST, found)
         except StoreError as error:
             say(f"step {session.step}: the best model could not be saved, training goes on: {error}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,9 @@ from hpcsched.cli.main import cli
 from hpcsched.core.model import JobState
 from hpcsched.errors import StoreError
 from hpcsched.store import cleaning, registry
-from hpcsched.store.rundir import RunDir
+from hpcsched.store.cleaning import remove
+from hpcsched.store.leftovers import What, left_by
+from hpcsched.store.rundir import CLEANED, RunDir, RunDirError, RunLock
 
 DONE = (JobState.COMPLETED,)
 RUN_ID = "0" * 31 + "1"
@@ -53,7 +57,7 @@ def test_on_its_own_it_only_shows(here: Path) -> None:
     assert code == 0 and "hpcsched-run" in said and str(other) not in said and run.is_dir()
     assert "other/r" in clean("--all")[1] and other.is_dir()
     code, said = clean("--older-than", "1d")  # no terminal that could be asked
-    assert "nothing is removed: --yes" in said and run.is_dir()
+    assert code == 1 and "nothing is removed: --yes" in said and run.is_dir()
     refused = CliRunner().invoke(cli, ["clean", "--all", "--older-than", "0", "--yes"])
     assert refused.exit_code == 2 and run.is_dir() and other.is_dir()
 
@@ -74,7 +78,7 @@ def test_what_lives_or_has_work_left_stays(here: Path, jobs: Any) -> None:
     living = a_run(here / "living", state="RUNNING", kind="none", jobs=DONE)
     for run in (left, living):
         code, said = clean(run, "--yes")
-        assert code == 1 and run.is_dir() and "left alone" in said
+        assert code == 1 and (run / "run.json").is_file() and "left alone" in said
     assert clean(living, "--with-work-left", "--yes")[0] == 1 and living.is_dir()
     assert clean(left, "--with-work-left", "--yes")[0] == 0 and not left.exists()
 
@@ -125,5 +129,91 @@ def test_a_removal_that_was_interrupted_is_gone_on_with(here: Path, monkeypatch:
     monkeypatch.setattr(cleaning, "_remove", dies)
     assert clean(run, "--yes")[0] == 1 and (run / "run.json").exists()
     monkeypatch.setattr(cleaning, "_remove", remove)
+    assert not (run / "jobs/1/STATE.json").exists()  # before what it tells of
     assert json.loads(clean("--json")[1])["runs"][0]["half"]
     assert clean(run, "--yes")[0] == 0 and not run.exists()
+
+
+def test_results_and_what_functions_need_are_no_checkpoints(here: Path) -> None:
+    runs = [over(here / "a"), over(here / "b", run_id="2" * 32)]
+    results = ["outcome.pickle", "metrics.jsonl", "adapter/model.safetensors", "checkpoint/best.pt"]
+    for run in runs:
+        (run / "calls").mkdir()
+        (run / "calls" / "1.pickle").write_text("f")
+        for name in results:
+            (run / "jobs/1" / name).parent.mkdir(exist_ok=True)
+            (run / "jobs/1" / name).write_text("dear")
+    assert clean(runs[0], "--only-checkpoints", "--yes")[0] == 0
+    assert not (runs[0] / "jobs/1/checkpoint/step-1.pt").exists()
+    assert clean(runs[1], "--keep-checkpoints", "--yes")[0] == 0
+    for run in runs:
+        assert (run / "calls/1.pickle").exists() and all((run / "jobs/1" / name).exists() for name in results)
+    assert "with results of jobs" in clean(runs[0])[1]
+    assert clean(runs[0], "--yes")[0] == 0 and not runs[0].exists()
+
+
+def test_an_agent_of_another_host_without_a_word(here: Path) -> None:
+    run = a_run(here / "r", run_id=RUN_ID, age_s=600, jobs=DONE)
+    assert "wait an hour" in clean(run, "--with-work-left", "--yes")[1]
+    os.utime(run / "status.json", (1e9, 1e9))
+    assert "ended without a word" in clean(run, "--yes")[1] and (run / "run.json").exists()
+    assert clean(run, "--with-work-left", "--yes")[0] == 0 and not run.exists()
+
+
+def test_what_comes_meanwhile_is_not_removed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(over(here / "r"))
+    found = left_by(run)
+    new = run.inbox / "new" / "1"
+    new.write_text('{"command": "submit"}')
+    with pytest.raises(RunDirError, match="jobs wait there meanwhile"):
+        remove(found, What.ALL)
+    assert new.exists()
+    new.unlink()
+    lock = RunLock(run)
+    with pytest.raises(RunDirError, match="another agent"):
+        remove(found, What.ALL)
+    lock.release()
+    os.utime(run.status)  # an agent has come and gone
+    with pytest.raises(RunDirError, match="changed meanwhile"):
+        remove(found, What.ALL)
+    assert (run.root / "jobs/1/checkpoint/step-1.pt").exists()
+
+    first = cleaning._remove
+
+    def agent_begins(item: Any) -> int:  # on another host, which the lock does not reach
+        (run.root / CLEANED).unlink()
+        return first(item)
+
+    monkeypatch.setattr(cleaning, "_remove", agent_begins)
+    with pytest.raises(RunDirError, match="has begun there"):
+        remove(left_by(run), What.CHECKPOINTS)
+    assert (run.root / "jobs/1/checkpoint/step-1.pt").exists()
+
+
+def test_a_lock_whose_file_is_removed_is_none(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, flock = RunDir(over(here / "r")), fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        (run.root / "agent.lock").unlink()
+        flock(descriptor, how)
+
+    monkeypatch.setattr("hpcsched.store.rundir.fcntl.flock", late)
+    with pytest.raises(RunDirError, match="being removed"):
+        RunLock(run)
+
+
+def test_copies_and_links_take_nothing_along(here: Path) -> None:
+    (here / "place" / RUN_ID / "1").mkdir(parents=True)
+    (here / "place" / RUN_ID / "1" / "step-1.pt").write_text("x")
+    run = over(here / "elsewhere" / "run")
+    record = RunDir(run).read_record()
+    assert record
+    record.checkpoints = str(here / "place")
+    RunDir(run).write_record(record)
+    copy = shutil.copytree(run, here / "copy")
+    (here / "hpcsched-run").symlink_to(run)
+    assert clean("--older-than", "0", "--yes")[0] == 0 and (run / "run.json").exists()
+    assert clean(copy, "--yes")[0] == 0 and not copy.exists()
+    assert (here / "place" / RUN_ID / "1" / "step-1.pt").exists() and registry.find(RUN_ID)
+    assert clean(run, "--yes")[0] == 0 and not (here / "place" / RUN_ID).exists()
+    assert registry.find(RUN_ID) is None and (here / "place").is_dir()
