@@ -409,6 +409,12 @@ class Effects:
             if attempt.meter and attempt.meter.last
         )
 
+    def saved_by_itself(self, job_id: int) -> tuple[Path, int] | None:
+        """The newest checkpoint that the program of a running job has saved by itself, and its bytes."""
+        attempt = self._attempts.get(job_id)
+        newest = attempt.self_saving.seen.newest if attempt and attempt.self_saving else None
+        return (newest.path, newest.mark[1]) if newest else None
+
     def batchings(self) -> dict[int, Batching]:
         """How each job with adaptive batches computes its global batch, by job id."""
         lines = {attempt.job_id: attempt.meter.last for attempt in self._attempts.values() if attempt.meter}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from hpcsched.agent.address import own_address
 from hpcsched.agent.allocation.ending import ends, forced_s
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU, gpu_cores, host_cores
 from hpcsched.batch.base import Allocation, BatchSystem
+from hpcsched.core.jobs import Job
 from hpcsched.core.model import Device, HostCores
 from hpcsched.devices import open_devices
 from hpcsched.devices.base import Sample
@@ -74,6 +76,13 @@ class Hosts:
         """The most devices that a host has."""
         names = list(self.host_of.values())
         return max((names.count(name) for name in set(names)), default=0)
+
+    def first_of(self, job: Job) -> str:
+        """The first host of a job's newest attempt."""
+        if job.attempts and job.current.seats:
+            return job.current.seats[0].host
+        gpus = job.current.gpus if job.attempts else ()
+        return self.host_of.get(gpus[0], self.host_names[0]) if gpus else self.host_names[0]
 
 
 def this_host(
@@ -198,3 +207,9 @@ def node_agent_times(batch: BatchSystem, allocation: Allocation) -> dict[str, fl
         grace_s = allocation.preemption.grace_s
         notice_s = UNKNOWN_GRACE_S if grace_s is None else grace_s
     return {"serve_on_s": max(SERVE_ON_S, forced_s(batch.kill_wait())), "notice_s": notice_s}
+
+
+def without_exec(environ: Mapping[str, str]) -> bool:
+    """Whether we are the child of a batch script, whose shell gets the signals that are meant for us."""
+    script = environ.get("SLURM_TASK_PID", "")
+    return script.isdecimal() and "SLURM_STEP_ID" not in environ and int(script) != os.getpid()

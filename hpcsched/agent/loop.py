@@ -170,6 +170,8 @@ class Agent:
         events += self._r.device_use.look(self._clock.now())
         self._tell_of_gpus(events)
         events += self._hosts_lost()  # which has been told already
+        for look in self._r.alongside:
+            look(self._clock.now())
         now = time.monotonic()
         if now >= self._progress_due:
             self._progress_due = now + PROGRESS_PERIOD_S

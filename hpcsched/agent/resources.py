@@ -63,7 +63,7 @@ class Resources:
     """The resources of an agent; the caller that made them closes them.
 
     `hosts` are there where node agents run the jobs, `source` where jobs lead to others. `ends_by` and
-    `signals_all`: see `Allocation`.
+    `signals_all`: see `Allocation`. `alongside` is called each round, with the time on the run's clock.
     """
 
     machine: Machine
@@ -83,3 +83,4 @@ class Resources:
     signals_all: frozenset[signal.Signals] = frozenset()
     hosts: NodeAgents | None = None
     source: FindJobs | None = None
+    alongside: Sequence[Callable[[float], None]] = ()

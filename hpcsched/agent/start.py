@@ -22,13 +22,21 @@ from hpcsched.agent.allocation.ending import AllocationEnd, on_run_clock
 from hpcsched.agent.allocation.release import HostReleases, release_after_s
 from hpcsched.agent.allocation.requeue import RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
+from hpcsched.agent.alongside import alongside
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, keep_samples, prohibited
-from hpcsched.agent.hosts import Hosts, describe_allocation, node_agent_times, node_agents, this_host
+from hpcsched.agent.hosts import (
+    Hosts,
+    describe_allocation,
+    node_agent_times,
+    node_agents,
+    this_host,
+    without_exec,
+)
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
 from hpcsched.agent.life import LifeResult, attempts_made
@@ -48,7 +56,6 @@ from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.agent.staying import Staying
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
-from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import most_cores
 from hpcsched.core.model import JobSpec, PythonEnvironment
@@ -243,7 +250,7 @@ def run(
         machine.run.touch_all()
         for job in machine.run.jobs.values():
             if job.attempt:
-                snapshot.output_of(job.id, str(output_path(job, site, job.attempt, _host_of(job, hosts))))
+                snapshot.output_of(job.id, str(output_path(job, site, job.attempt, hosts.first_of(job))))
         monitor = Monitor(hosts.sample, interval_s=request.monitor_s)
         gpu_watch = GpuWatch(
             monitor,
@@ -304,6 +311,7 @@ def run(
             signals_all=allocation.signals_all,
             hosts=hosts.remote,
             source=request.source,
+            alongside=alongside(site, effects, machine, snapshot, tell=observer.message),
         )
         agent = Agent(resources, commands=commands)
         rundir.write_record(record)
@@ -318,7 +326,7 @@ def run(
             say(line)
         if allocation.kind != "none":
             say(describe_allocation(allocation, hosts))
-            if _without_exec(os.environ):
+            if without_exec(os.environ):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
             outcome = agent.run([started, *prohibited(hosts.inventory, started.at), *new_jobs])
@@ -337,7 +345,7 @@ def run(
             speed=hosts.speed,
             device_kind=hosts.kind,
             outputs={
-                job.id: output_path(job, site, job.attempt, _host_of(job, hosts))
+                job.id: output_path(job, site, job.attempt, hosts.first_of(job))
                 for job in machine.run.jobs.values()
             },
             checkpoints={job_id: site.checkpoints_of(job_id) for job_id in machine.run.jobs},
@@ -419,20 +427,6 @@ def _edits(request: RunRequest, machine: Machine, admission: Admission, hosts: H
         where=request.where,
         living=False,
     )
-
-
-def _host_of(job: Job, hosts: Hosts) -> str:
-    """The first host of a job's newest attempt."""
-    if job.attempts and job.current.seats:
-        return job.current.seats[0].host
-    gpus = job.current.gpus if job.attempts else ()
-    return hosts.host_of.get(gpus[0], hosts.host_names[0]) if gpus else hosts.host_names[0]
-
-
-def _without_exec(environ: Mapping[str, str]) -> bool:
-    """Whether we are the child of a batch script, whose shell gets the signals that are meant for us."""
-    script = environ.get("SLURM_TASK_PID", "")
-    return script.isdecimal() and "SLURM_STEP_ID" not in environ and int(script) != os.getpid()
 
 
 def _policy(request: RunRequest, machine: Machine) -> tuple[str, Mapping[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -32,6 +32,7 @@ from hpcsched.store.status import (
     LeftOver,
     MeasuredGpu,
     RunStatus,
+    ShortDisk,
     StatusPage,
     iso,
     read_page,
@@ -66,6 +67,8 @@ class SnapshotWriter:
         self.seq = before.seq if before else 0
         self.idle: Idle | None = None
         """Set while the agent stays with nothing to do."""
+        self.short_disks: Sequence[ShortDisk] = ()
+        """Where the next saves may not find room."""
         self.samples: Mapping[int, MeasuredGpu] = {}
         """What samples say, by GPU."""
         self.progress: Mapping[int, Progress] = {}
@@ -102,6 +105,7 @@ class SnapshotWriter:
             ],
             given_back={back.host: round(back.at, 3) for back in machine.leftover.gone},
             idle=None if machine.run.active else self.idle,
+            short_disks=list(self.short_disks) if machine.run.active else [],
         )
         page = StatusPage(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
         data = self._encoder.encode(page)

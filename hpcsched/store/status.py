@@ -14,6 +14,7 @@ from hpcsched.contract.progress import Batching
 from hpcsched.core.model import JobState
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
+from hpcsched.printing import said_bytes
 from hpcsched.store.rundir import MAX_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, RunDir, agent_alive
 
 if TYPE_CHECKING:
@@ -45,6 +46,27 @@ class Idle(msgspec.Struct, kw_only=True, frozen=True):
     until: str | None
 
 
+class ShortDisk(msgspec.Struct, kw_only=True, frozen=True):
+    """A file system with less room than the next saves of the `jobs` (ids) that run may need there; `place`
+    is a folder in it."""
+
+    place: str
+    free_bytes: int
+    needed_bytes: int
+    jobs: list[int]
+
+    @property
+    def words(self) -> str:
+        """What is short, and what can be done."""
+        jobs = "job" if len(self.jobs) == 1 else f"{len(self.jobs)} jobs"
+        jobs += " that runs" if len(self.jobs) == 1 else " that run"
+        return (
+            f"{self.place} has {said_bytes(self.free_bytes)} free, and the next saves of the {jobs} "
+            f"take up to {said_bytes(self.needed_bytes)} there: make room (`hpcsched clean`), keep fewer "
+            "checkpoints (keep_checkpoints), or have the next run save elsewhere (--checkpoints)"
+        )
+
+
 class RunStatus(msgspec.Struct, kw_only=True):
     """The run. `state` is RUNNING, DRAINING, STOPPED (work left) or FINISHED; PENDING, without an `agent`,
     where none has begun and jobs wait for one.
@@ -69,6 +91,7 @@ class RunStatus(msgspec.Struct, kw_only=True):
     given_back: dict[str, float] = {}
     """By host that the batch system has back: since when, by the run's clock."""
     idle: Idle | None = None
+    short_disks: list[ShortDisk] = []
 
     @property
     def alive(self) -> bool:

@@ -40,7 +40,7 @@ from hpcsched.core.saving import how_suspended
 from hpcsched.durations import clock
 from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
 from hpcsched.store.rundir import RunDir
-from hpcsched.store.status import CoresStatus, read_status
+from hpcsched.store.status import CoresStatus, ShortDisk, read_status
 
 
 @click.command()
@@ -111,6 +111,9 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
     for what, line in told.lines():
         say(f"  {what}: {line}")
+    for disk in _short_disks(rundir):
+        if found.id in disk.jobs:
+            say(f"  now: {disk.words}")
     say("story (time into the run):")
     for at, line in story_of(found):
         say(f"  {at:>10}  {line}")
@@ -181,15 +184,23 @@ def _saves(rundir: RunDir, machine: Machine, job: Job) -> str:
     return how_suspended(job, machine.run.now, machine.estimates.unsaved_s(job))
 
 
+def _short_disks(rundir: RunDir) -> list[ShortDisk]:
+    """Where the next saves may not find room, while the agent lives."""
+    with contextlib.suppress(StoreError, NoSuchRun):
+        run = read_status(rundir).run
+        return run.short_disks if run.alive else []
+    return []
+
+
 def _explain_run(machine: Machine, rundir: RunDir, *, as_json: bool) -> int:
     from hpcsched.cli.jobs.explain_run import lines_of, page_of
 
-    record = rundir.read_record()
+    record, short = rundir.read_record(), _short_disks(rundir)
     if as_json:
-        say_json(page_of(machine, rundir.root, record))
+        say_json({**page_of(machine, rundir.root, record), **({"short_disks": short} if short else {})})
         return code_of(rundir)
     say(f"run in {rundir.root}, {clock(machine.run.now)} after its beginning")
-    for line in lines_of(machine, rundir.root, record):
+    for line in [*lines_of(machine, rundir.root, record), *(f"disk: {disk.words}" for disk in short)]:
         say(f"  {line}")
     return code_of(rundir)
 

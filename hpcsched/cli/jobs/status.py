@@ -211,6 +211,8 @@ def note(found: Status) -> None:
         say(f"hpcsched: {line}", err=True)
     if idle := about_idle.in_a_line(run, clock):
         say(f"hpcsched: {idle}", err=True)
+    for disk in run.short_disks if run.alive else ():
+        say(f"hpcsched: {disk.words}", err=True)
     left = left_s(run)
     if left is not None and left > 0 and run.state in ("RUNNING", "DRAINING") and not run.stale:
         job = f"{run.allocation.get('kind')} job {run.allocation.get('id')}"
