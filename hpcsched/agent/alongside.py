@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 from hpcsched.agent.effects import Effects
+from hpcsched.agent.job_use import JobUseRecord, read_processes
 from hpcsched.agent.launch_plans import Site
 from hpcsched.agent.save_room import SaveRoom, places_of
 from hpcsched.core.machine import Machine
+from hpcsched.devices.base import Sample
 from hpcsched.store.snapshot import SnapshotWriter
 
 Look = Callable[[float], None]
@@ -23,9 +26,24 @@ class Tell(Protocol):
 
 
 def alongside(
-    site: Site, effects: Effects, machine: Machine, snapshot: SnapshotWriter, *, tell: Tell
+    site: Site,
+    effects: Effects,
+    machine: Machine,
+    snapshot: SnapshotWriter,
+    *,
+    sample: Callable[[int], Sample | None],
+    here: bool,
+    tell: Tell,
+    closing: ExitStack,
 ) -> Sequence[Look]:
-    """All of it, for this run."""
+    """All of it, for this run.
+
+    Args:
+        sample: the newest sample of a device.
+        here: whether all jobs run on this host.
+        tell: shows people a line.
+        closing: what has to be closed at the end.
+    """
 
     def say(text: str, about: str) -> None:
         with contextlib.suppress(OSError):  # nobody reads standard error any more
@@ -36,4 +54,9 @@ def alongside(
         publish=lambda disks: setattr(snapshot, "short_disks", disks),
         tell=say,
     )
-    return [] if site.stand_ins else [room.look]
+    if site.stand_ins:
+        return []
+    processes = read_processes if here else None
+    use = JobUseRecord(site.rundir.job_use, machine, sample, processes=processes)
+    closing.callback(use.close)
+    return [room.look, use.look]

@@ -311,7 +311,16 @@ def run(
             signals_all=allocation.signals_all,
             hosts=hosts.remote,
             source=request.source,
-            alongside=alongside(site, effects, machine, snapshot, tell=observer.message),
+            alongside=alongside(
+                site,
+                effects,
+                machine,
+                snapshot,
+                sample=gpu_watch.sample,
+                here=not hosts.remote,
+                tell=observer.message,
+                closing=stack,
+            ),
         )
         agent = Agent(resources, commands=commands)
         rundir.write_record(record)

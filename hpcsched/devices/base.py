@@ -16,12 +16,14 @@ class Sample:
 
     An unhealthy device must not be used; `why` is the reason. It may be healthy again in a later sample: the
     backend asks again whether what was wrong has passed, and says so only when it has. `age_s`: how many
-    seconds ago this was measured, where it has come from another host.
+    seconds ago this was measured, where it has come from another host. `energy_j`: the joules that it took
+    since its driver was loaded; of an instance of a GPU nobody knows that.
     """
 
     gpu: int
     utilisation: float | None = None
     memory_mib: float | None = None
+    energy_j: float | None = None
     healthy: bool = True
     why: str = ""
     age_s: float = 0.0

@@ -49,7 +49,8 @@ class Reading:
     """What NVML has answered about a GPU; None where it does not know that of this GPU.
 
     `recovery`: the driver's recovery action. `memory_errors`: uncorrectable ones since the driver was loaded.
-    `remap_failed`: whether a broken memory row could not be replaced; None without row remapping.
+    `remap_failed`: whether a broken memory row could not be replaced; None without row remapping. `energy_j`:
+    joules since the driver was loaded.
     """
 
     utilisation: float | None = None
@@ -57,6 +58,7 @@ class Reading:
     recovery: int | None = None
     memory_errors: int | None = None
     remap_failed: bool | None = None
+    energy_j: float | None = None
 
 
 class GpuHealth:

@@ -328,6 +328,7 @@ class NvmlDevices:
             gpu=index,
             utilisation=seen.utilisation,
             memory_mib=seen.memory_mib,
+            energy_j=seen.energy_j,
             healthy=not gpu.health.why,
             why=gpu.health.why,
         )
@@ -355,7 +356,13 @@ class NvmlDevices:
             recovery=self._recovery(gpu),
             memory_errors=errors,
             remap_failed=None if remapped is None else bool(remapped[3]),
+            energy_j=self._energy_j(gpu),
         )
+
+    def _energy_j(self, gpu: _Gpu) -> float | None:
+        """NVML counts it in millijoules, from Volta on, and of whole GPUs only."""
+        count = self._ask("nvmlDeviceGetTotalEnergyConsumption", gpu.board) if gpu.instance is None else None
+        return None if count is None else count / 1000
 
     def _recovery(self, gpu: _Gpu) -> int | None:
         """What the driver says the board needs; None before R570."""

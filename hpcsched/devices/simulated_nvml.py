@@ -51,7 +51,8 @@ class SimulatedGpu:
     """A GPU, or an instance of a GPU in MIG mode, as it is now; None: NVML does not know that of it.
 
     `error`: the number of the error that every question is answered with; 0: none. `recovery`: the driver's
-    recovery action. `near`: the cores on its side. `permitted`: whether this process may open it.
+    recovery action. `near`: the cores on its side. `watts`: what it takes, all
+    the time. `permitted`: whether this process may open it.
     """
 
     uuid: str
@@ -63,6 +64,7 @@ class SimulatedGpu:
     recovery: int | None = None
     remap_failed: bool | None = None
     near: Sequence[int] | None = None
+    watts: float | None = None
     error: int = 0
     permitted: bool = True
     instances: list[SimulatedGpu] = field(default_factory=list)
@@ -224,6 +226,11 @@ class SimulatedNvml:
     def nvmlDeviceGetMemoryInfo(self, gpu: SimulatedGpu) -> Any:
         total, used = self._asked(gpu).memory_mib, gpu.used_mib
         return SimpleNamespace(total=int(_known(total) * MIB), used=int(_known(used) * MIB))
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu: SimulatedGpu) -> int:
+        if gpu.parent:
+            raise NvmlError(NOT_SUPPORTED)
+        return int(_known(self._asked(gpu).watts) * self._advance() * 1000)
 
     def nvmlDeviceGetUtilizationRates(self, gpu: SimulatedGpu) -> Any:
         return SimpleNamespace(gpu=_known(self._asked(gpu).busy))

@@ -49,7 +49,7 @@ class Kind(StrEnum):
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
-_RECORD = re.compile(r"run\.json|status\.json|journal\.jsonl|search\.toml")
+_RECORD = re.compile(r"run\.json|status\.json|journal\.jsonl|job-use\.jsonl|device-use\.jsonl|search\.toml")
 """What a run is known by."""
 
 _OF_RUN = re.compile(

@@ -117,6 +117,11 @@ class RunDir:
         return self.root / "device-use.jsonl"
 
     @property
+    def job_use(self) -> Path:
+        """What jobs have used, as it was measured."""
+        return self.root / "job-use.jsonl"
+
+    @property
     def inbox(self) -> Path:
         """The folder of commands to the agent."""
         return self.root / "inbox"

@@ -174,7 +174,7 @@ class NodeAgent:
         samples = self._monitor.take()
         if samples is not None:
             self._readings = tuple(
-                protocol.Reading(s.utilisation, s.memory_mib, s.healthy, s.why) for s in samples
+                protocol.Reading(s.utilisation, s.memory_mib, s.healthy, s.why, s.energy_j) for s in samples
             )
         if not self._welcome:
             self._connection.send(self._channel.unnumbered(self._hello()))

@@ -33,6 +33,7 @@ class MakeSample(Protocol[SampleT]):
         gpu: int,
         utilisation: float | None,
         memory_mib: float | None,
+        energy_j: float | None,
         healthy: bool,
         why: str,
         age_s: float,

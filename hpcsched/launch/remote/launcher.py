@@ -225,6 +225,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
                     gpu=device.index,
                     utilisation=reading.utilisation,
                     memory_mib=reading.memory_mib,
+                    energy_j=reading.energy_j,
                     healthy=reading.healthy,
                     why=reading.why,
                     age_s=node.age_s,

@@ -60,6 +60,7 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     memory_mib: float | None = None
     healthy: bool = True
     why: str = ""
+    energy_j: float | None = None
 
 
 # --- from a node agent ------------------------------------------------------------------------------

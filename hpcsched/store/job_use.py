@@ -1,0 +1,97 @@
+"""What jobs have used, as it was measured: `job-use.jsonl` of a run directory.
+
+A line is what an attempt used since its line before, so lines are added up. There is one when an attempt is
+over, and one of each that runs in every ten minutes; a file that has become too long gets no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from hpcsched.decoding import decode, read_file
+from hpcsched.errors import BadInput, StoreError
+
+MOST_BYTES = 2**25
+"""The longest that the file gets (chosen): some 200 000 lines."""
+
+_Number = Annotated[float, Meta(ge=0, le=1e15)]
+
+
+class JobUse(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What was measured of a job; times are in seconds of the run's clock.
+
+    `gpu_s` are the GPU-seconds for which the utilisation of its GPUs was sampled, and `busy_gpu_s` those of
+    them for which they were busy. `energy_j` is what its GPUs took in `energy_gpu_s` GPU-seconds, in joules.
+    `cpu_s` are the CPU-seconds of its processes in `cpu_over_s` seconds, and `memory_mib` the most memory
+    that these had resident at once; both where they run on the agent's host.
+
+    Job 0 is nobody alone: with `shared` the GPUs that several jobs had at once, else those that none had.
+    """
+
+    job: Annotated[int, Meta(ge=0)]
+    attempt: Annotated[int, Meta(ge=0)] = 0
+    shared: bool = False
+    gpu_s: _Number = 0.0
+    busy_gpu_s: _Number = 0.0
+    energy_j: _Number = 0.0
+    energy_gpu_s: _Number = 0.0
+    cpu_s: _Number = 0.0
+    cpu_over_s: _Number = 0.0
+    memory_mib: _Number = 0.0
+
+    def add(self, other: JobUse) -> None:
+        """Add what was measured at another time."""
+        for name in ("gpu_s", "busy_gpu_s", "energy_j", "energy_gpu_s", "cpu_s", "cpu_over_s"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.memory_mib = max(self.memory_mib, other.memory_mib)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing was measured."""
+        return not (self.gpu_s or self.energy_gpu_s or self.cpu_over_s)
+
+    @property
+    def utilisation(self) -> float | None:
+        """The share of the sampled time for which its GPUs were busy; None: none was sampled."""
+        return min(1.0, self.busy_gpu_s / self.gpu_s) if self.gpu_s else None
+
+
+def append(path: Path, uses: list[JobUse]) -> None:
+    """Add lines; never raises: a run does not end because nobody can see later what its jobs have used."""
+    lines = b"".join(msgspec.json.encode(use) + b"\n" for use in uses if not use.nothing)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
+            if lines and size + len(lines) <= MOST_BYTES:
+                os.write(descriptor, b"\n" * bool(torn) + lines)
+        finally:
+            os.close(descriptor)
+
+
+def read(path: Path) -> dict[tuple[int, bool], JobUse]:
+    """What each job used, by its id and whether it is of several at once; nothing without such a file.
+
+    Lines that cannot be decoded are left out. Raises StoreError if the file cannot be read.
+    """
+    try:
+        data = read_file(path, most_bytes=2 * MOST_BYTES)
+    except FileNotFoundError:
+        return {}
+    except (OSError, BadInput) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StoreError(f"cannot read {path}: {why}") from error
+    found: dict[tuple[int, bool], JobUse] = {}
+    for line in data.split(b"\n"):
+        with contextlib.suppress(BadInput):
+            use = decode(line, JobUse)
+            found.setdefault((use.job, use.shared), JobUse(job=use.job, shared=use.shared)).add(use)
+    return found
