@@ -44,6 +44,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched report -o run.html",
         "hpcsched report hpcsched-run hpcsched-run-2 -o both.html",
     ),
+    "efficiency": ("hpcsched efficiency", "hpcsched efficiency train --json"),
     "clean": (
         "hpcsched clean",
         "hpcsched clean --older-than 30d",

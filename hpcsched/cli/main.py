@@ -32,6 +32,10 @@ _GROUPS = {
         "metrics": ("jobs.metrics:metrics", "What a job has logged by step: a table, CSV or JSON."),
         "wait": ("jobs.control:wait", "Wait until jobs (default: all) have ended."),
         "history": ("jobs.history:history", "Finished jobs of this and earlier runs, like sacct."),
+        "efficiency": (
+            "run.efficiency:efficiency",
+            "What jobs made of the GPUs they held, like seff.",
+        ),
         "report": ("run.report:report", "A run as an HTML page: Gantt chart, utilisation, efficiency."),
     },
     "Jobs": {

@@ -160,7 +160,7 @@ def simulate(
         _check_drawable(gantt, len(scenario.jobs))
     chosen = policies.for_simulation(ctx, policy, policy_option, (scenario.policy, scenario.options))
     with naming_the_file(jobs or trace):
-        results = _simulated(
+        results = simulated_under(
             scenario,
             chosen,
             (background_share, foreground_slowdown),
@@ -185,7 +185,7 @@ def simulate(
         _show(scenario, results, list_jobs=list_jobs)
 
 
-def _simulated(
+def simulated_under(
     scenario: Scenario,
     chosen: Mapping[str, dict[str, Any]],
     sharing: tuple[float, float],

@@ -21,8 +21,8 @@ def test_a_short_disk_is_a_line_of_status(tmp_path: Path, monkeypatch: pytest.Mo
     page = read_status(run)
     page.run.short_disks = [ShortDisk(place="/scratch", free_bytes=2**30, needed_bytes=2**31, jobs=[2])]
     run.status.write_bytes(msgspec.json.encode(page))
-    shown = CliRunner().invoke(cli, ["status"], standalone_mode=False).stderr
+    shown = CliRunner().invoke(cli, ["status"], standalone_mode=False).output
     assert "/scratch has 1 GiB free, and the next saves of the job that runs take up to 2 GiB" in shown
     page.run.state = "FINISHED"
     run.status.write_bytes(msgspec.json.encode(page))
-    assert "/scratch" not in CliRunner().invoke(cli, ["status"], standalone_mode=False).stderr
+    assert "/scratch" not in CliRunner().invoke(cli, ["status"], standalone_mode=False).output
