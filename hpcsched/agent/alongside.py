@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
+from hpcsched.agent.attempts import WatchedAttempt
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.job_use import JobUseRecord, read_processes
 from hpcsched.agent.launch_plans import Site
+from hpcsched.agent.metrics_file import MetricsFile
 from hpcsched.agent.save_room import SaveRoom, places_of
+from hpcsched.contract import files
 from hpcsched.core.machine import Machine
 from hpcsched.devices.base import Sample
 from hpcsched.store.snapshot import SnapshotWriter
@@ -33,6 +37,7 @@ def alongside(
     *,
     sample: Callable[[int], Sample | None],
     here: bool,
+    metrics_file: Path | None,
     tell: Tell,
     closing: ExitStack,
 ) -> Sequence[Look]:
@@ -41,6 +46,7 @@ def alongside(
     Args:
         sample: the newest sample of a device.
         here: whether all jobs run on this host.
+        metrics_file: what is written for Prometheus; None: nothing.
         tell: shows people a line.
         closing: what has to be closed at the end.
     """
@@ -49,14 +55,48 @@ def alongside(
         with contextlib.suppress(OSError):  # nobody reads standard error any more
             tell(text, about=about)
 
+    def saved(job_id: int) -> tuple[Path, int] | None:
+        return saved_by_itself(effects.attempt(job_id))
+
     room = SaveRoom(
-        lambda: places_of([*machine.run.active.values()], site.checkpoints_of, effects.saved_by_itself),
+        lambda: places_of([*machine.run.active.values()], site.checkpoints_of, saved),
         publish=lambda disks: setattr(snapshot, "short_disks", disks),
         tell=say,
     )
+    looks: list[Look] = []
+    if metrics_file is not None:
+        metrics = MetricsFile(
+            metrics_file,
+            machine,
+            sample=sample,
+            progress=lambda: {seen.job_id: seen for seen in effects.progress()},
+            saved_at=lambda job_id: saved_at(effects.attempt(job_id)),
+            tell=lambda text: say(text, ""),
+        )
+        closing.callback(metrics.close)
+        looks.append(metrics.look)
     if site.stand_ins:
-        return []
+        return looks
     processes = read_processes if here else None
     use = JobUseRecord(site.rundir.job_use, machine, sample, processes=processes)
     closing.callback(use.close)
-    return [room.look, use.look]
+    return [*looks, room.look, use.look]
+
+
+def saved_by_itself(attempt: WatchedAttempt | None) -> tuple[Path, int] | None:
+    """The newest checkpoint that the program of a running job has saved by itself, and its bytes."""
+    newest = attempt.self_saving.seen.newest if attempt and attempt.self_saving else None
+    return (newest.path, newest.mark[1]) if newest else None
+
+
+def saved_at(attempt: WatchedAttempt | None) -> float | None:
+    """The Unix time of a running job's newest checkpoint; None: there is none, or it is not known."""
+    if attempt is None:
+        return None
+    if attempt.self_saving:
+        newest = attempt.self_saving.seen.newest
+        return newest.saved_at if newest else None
+    try:
+        return (attempt.folder / files.STATE).stat().st_mtime
+    except OSError:
+        return None

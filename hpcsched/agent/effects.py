@@ -409,11 +409,9 @@ class Effects:
             if attempt.meter and attempt.meter.last
         )
 
-    def saved_by_itself(self, job_id: int) -> tuple[Path, int] | None:
-        """The newest checkpoint that the program of a running job has saved by itself, and its bytes."""
-        attempt = self._attempts.get(job_id)
-        newest = attempt.self_saving.seen.newest if attempt and attempt.self_saving else None
-        return (newest.path, newest.mark[1]) if newest else None
+    def attempt(self, job_id: int) -> WatchedAttempt | None:
+        """The attempt of a job whose processes are watched."""
+        return self._attempts.get(job_id)
 
     def batchings(self) -> dict[int, Batching]:
         """How each job with adaptive batches computes its global batch, by job id."""

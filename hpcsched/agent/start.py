@@ -116,6 +116,7 @@ class RunRequest:
     stay_s: float | None = None
     environment: PythonEnvironment | None = None
     source: FindJobs | None = None
+    metrics_file: Path | None = None
 
 
 def run(
@@ -318,6 +319,7 @@ def run(
                 snapshot,
                 sample=gpu_watch.sample,
                 here=not hosts.remote,
+                metrics_file=request.metrics_file,
                 tell=observer.message,
                 closing=stack,
             ),

@@ -9,15 +9,17 @@ from pathlib import Path
 from hpcsched.errors import StoreError
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
-    """Replace the file `path` (mode 0600) by `data`; `durable`: wait until it is on disk.
+def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
+    """Replace the file `path` by `data`; `durable`: wait until it is on disk. `mode`: who may read it.
 
     Raises StoreError if it cannot be written; the old file is untouched then.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
+            if mode != 0o600:
+                os.fchmod(descriptor, mode)  # whatever the umask says
             view = memoryview(data)
             while view:
                 view = view[os.write(descriptor, view) :]

@@ -56,6 +56,8 @@ _MARGIN = "Safety margin before the end of the allocation, besides the time to s
 
 _RELEASE = "Minutes after which nodes that nothing could use are given back; default: never."
 
+_METRICS = "Have the run's state in this file, for Prometheus' textfile collector."
+
 _POLICY = f"Policy: {policies.ALL}."
 
 _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; failed jobs run again."
@@ -115,6 +117,7 @@ KEPT_SEARCH = "search.toml"
 )
 @option("--grace", type=Number(min=0), default=30.0, help="Least time to save in: seconds (30).")
 @option("--monitor", type=Number(min=0.1), default=5.0, help="Seconds between device samples (5).")
+@option("--metrics-file", metavar="F.prom", type=click.Path(path_type=Path), help=_METRICS)
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
 @option("--quiet", "-q", is_flag=True, help="No progress messages.")
 @json_option
@@ -161,6 +164,15 @@ def run(
     return conduct(ctx, jobs=None, made=made, **options)
 
 
+def _checked(metrics_file: Path) -> Path:
+    """The file's absolute path; raises ConfigError for one that is not read, or that cannot be written."""
+    path = metrics_file.absolute()
+    if path.suffix != ".prom" or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        accepted = "a file name that ends in .prom, in a folder that can be written"
+        raise ConfigError(where="--metrics-file", got=str(metrics_file), accepted=accepted)
+    return path
+
+
 def conduct(
     ctx: click.Context,
     *,
@@ -190,6 +202,7 @@ def conduct(
     compare: tuple[str, ...],
     grace: float,
     monitor: float,
+    metrics_file: Path | None = None,
     database: str | None,
     quiet: bool,
     as_json: bool,
@@ -290,6 +303,7 @@ def conduct(
         stay_s=stay_s,
         environment=environment,
         source=source,
+        metrics_file=_checked(metrics_file) if metrics_file else None,
     )
     with observers:
         try:
