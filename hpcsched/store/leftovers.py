@@ -322,7 +322,7 @@ def _look_elsewhere(run: LeftRun, place: Path) -> None:
 
 def _found(run: LeftRun, base: Path, parts: tuple[str, ...], entry: os.DirEntry[str], kind: Kind) -> None:
     """Add something that hpcsched has made, unless it is another file system, or holds one."""
-    size, whole = _size(entry)
+    size, whole = _size(entry, base.stat().st_dev)
     if whole:
         run.items.append(Item(base, parts, kind, size))
     else:
@@ -337,15 +337,14 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _size(entry: os.DirEntry[str]) -> tuple[int, bool]:
-    """Bytes on disk of a file or of a whole folder, links for themselves; and whether all of it is on the
-    file system of the folder it is in."""
-    total, device, left = 0, None, [entry]
+def _size(entry: os.DirEntry[str], device: int) -> tuple[int, bool]:
+    """Bytes on disk of a file or of a whole folder, links for themselves; and whether all of it is on this
+    device."""
+    total, left = 0, [entry]
     while left:
         one = left.pop()
         try:
             about = one.stat(follow_symlinks=False)
-            device = os.stat(Path(one.path).parent).st_dev if device is None else device  # noqa: PTH116
             if about.st_dev != device:
                 return total, False
             total += about.st_blocks * 512

@@ -168,10 +168,8 @@ def _show(runs: Sequence[LeftRun], left_alone: Sequence[str], what: What) -> Non
         say("nothing is left of runs that are over")
     for run in runs:
         if run.half:
-            say(
-                f"hpcsched: {_short(run.rundir.root)}: a removal was interrupted; this goes on with it",
-                err=True,
-            )
+            where = _short(run.rundir.root)
+            say(f"hpcsched: {where}: a removal was interrupted; the next one goes on with it", err=True)
         if run.foreign:
             more = f" and {len(run.foreign) - NAMED} more" if len(run.foreign) > NAMED else ""
             named = ", ".join(_short(path) for path in run.foreign[:NAMED])
