@@ -138,7 +138,7 @@ def _lines(total: SetEfficiency) -> list[str]:
         lines.append(f"  {part}busy {busy:.2f} ({_percent(total.utilisation)}), idle {idle:.2f}")
     lines.append(
         f"  overhead {total.overhead_gpu_hours:.2f} (starts, saves, changes),"
-        f" lost to failures {total.lost_gpu_hours:.2f}"
+        f" lost {total.lost_gpu_hours:.2f} (steps done again, or never)"
     )
     if total.shared_sampled_gpu_hours:
         lines.append(

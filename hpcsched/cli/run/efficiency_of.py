@@ -8,10 +8,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from hpcsched.cli.run.results import overhead_s, result_of
-from hpcsched.core.jobs import Job
+from hpcsched.cli.run.results import lost_work_s, result_of
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Attempt, Ended
 from hpcsched.report.result import JobResult
 from hpcsched.store.job_use import JobUse
 
@@ -23,8 +21,8 @@ class Use(msgspec.Struct, kw_only=True):
     """What was held and what became of it. None: not measured.
 
     `gpu_hours` are held, of which `overhead_gpu_hours` went into starting, saving and changing, and
-    `lost_gpu_hours` into steps that were done again or came to nothing, as an attempt failed or its agent was
-    gone: both by the journal. The utilisation was sampled for `sampled_gpu_hours` of them: `busy_gpu_hours`
+    `lost_gpu_hours` into steps after the newest checkpoint, which were done again or came to nothing: both by
+    the journal. The utilisation was sampled for `sampled_gpu_hours` of them: `busy_gpu_hours`
     and `idle_gpu_hours` are their sum. `energy_kwh` is what the GPUs took in `energy_gpu_hours`. `cores` are
     the CPU cores in use, in the mean of `cpu_measured_h` hours, `memory_mib` the most resident memory.
     """
@@ -116,23 +114,11 @@ def _times(machine: Machine, found: JobResult) -> dict[str, float]:
     """Of a job the GPU-hours of its overhead, and those that were lost."""
     job = machine.run.jobs[found.id]
     overhead = sum(len(attempt.gpus) * attempt.overhead_s for attempt in found.attempts)
-    lost = sum(len(attempt.gpus) * lost_s(machine, job, attempt) for attempt in job.attempts)
+    lost = sum(len(attempt.gpus) * lost_work_s(machine, job, attempt) for attempt in job.attempts)
     return {
         "overhead_gpu_hours": round(overhead / HOUR_S, 6),
         "lost_gpu_hours": round(lost / HOUR_S, 6),
     }
-
-
-def lost_s(machine: Machine, job: Job, attempt: Attempt) -> float:
-    """Seconds of an attempt that failed or was lost, besides its overhead, whose steps were done again or
-    came to nothing. Steps are taken to last equally long; of one that told no steps it is all."""
-    if attempt.ended not in (Ended.FAILED, Ended.LOST) or attempt.end_s is None:
-        return 0.0
-    following = job.attempts[attempt.number] if attempt.number < len(job.attempts) else None
-    kept = (following.from_step if following else job.saved_step or 0) - attempt.from_step
-    done = (attempt.to_step or 0) - attempt.from_step
-    share = 1.0 if done <= 0 else 1.0 - min(1.0, max(0.0, kept / done))
-    return share * max(0.0, attempt.end_s - attempt.start_s - overhead_s(machine, job, attempt))
 
 
 def _measured(uses: Iterable[JobUse]) -> dict[str, Any]:
