@@ -28,7 +28,10 @@ settings.load_profile("test")
 # No test, and nothing that a test starts, finds the runs, the database or the settings of who runs the tests:
 # `clean` removes runs.
 _OWN = tempfile.mkdtemp(prefix="hpcsched-tests-")
-atexit.register(shutil.rmtree, _OWN, ignore_errors=True)
+_PID = os.getpid()
+atexit.register(
+    lambda: os.getpid() == _PID and shutil.rmtree(_OWN, ignore_errors=True)
+)  # not where we forked
 os.environ.update({f"XDG_{kind}_HOME": f"{_OWN}/{kind.lower()}" for kind in ("STATE", "DATA", "CONFIG")})
 os.environ.pop("HPCSCHED_DATABASE", None)
 
