@@ -24,6 +24,7 @@ from hpcsched.store import registry
 from hpcsched.store.run_folders import waits
 from hpcsched.store.rundir import (
     CLEANED,
+    STALE_AFTER_S,
     RunDir,
     agent_works,
     snapshot_age_s,
@@ -191,8 +192,10 @@ def left_by(rundir: RunDir, *, checkpoints: Path | None = None, with_work_left: 
     age_s = snapshot_age_s(rundir) if status else time.time() - mark.at if mark else 0.0
     stale = status is not None and status.run.stale
     host = record.host if record else ""
-    if stale and host != os.uname().nodename and age_s < SILENT_S:
-        raise NotCleaned(f"{root}: its agent on {host} has not said that it ended: wait an hour")
+    here = host == os.uname().nodename  # and then still in another container, maybe
+    if stale and age_s < (STALE_AFTER_S if here else SILENT_S):
+        wait = "a minute" if here else "an hour"
+        raise NotCleaned(f"{root}: its agent on {host} has not said that it ended: wait {wait}")
     left = sum(not job.state.final for job in status.jobs) if status else 0
     waiting = waits(rundir)
     if not with_work_left and (left or stale or waiting):

@@ -153,6 +153,12 @@ def test_results_and_what_functions_need_are_no_checkpoints(here: Path) -> None:
 
 
 def test_an_agent_of_another_host_without_a_word(here: Path) -> None:
+    near = a_run(here / "near", run_id="2" * 32, host=os.uname().nodename, jobs=DONE)
+    record = RunDir(near).read_record()
+    assert record
+    record.pid, record.started = 1, 1  # of another container with this name
+    RunDir(near).write_record(record)
+    assert "wait a minute" in clean(near, "--with-work-left", "--yes")[1] and (near / "run.json").exists()
     run = a_run(here / "r", run_id=RUN_ID, age_s=600, jobs=DONE)
     assert "wait an hour" in clean(run, "--with-work-left", "--yes")[1]
     os.utime(run / "status.json", (1e9, 1e9))
