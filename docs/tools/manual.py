@@ -57,7 +57,8 @@ def _below(group: click.Group, context: click.Context, path: str = "") -> Iterat
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
-        command.__dict__.pop("_help_option", None)  # click keeps it as it was when the command was first called
+        if hasattr(command, "_help_option"):  # click keeps it as it was when the command was called first
+            command._help_option = None
         inner = click.Context(command, info_name=name, parent=context)
         yield f"{path}{name}", inner
         if isinstance(command, click.Group):
