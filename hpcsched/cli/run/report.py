@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcsched.cli.common import Renamed, check_chart, dir_option, find_run, hint_at_runs, needs, plural
-from hpcsched.errors import ConfigError, StoreError
+from hpcsched.errors import ConfigError, NoSuchRun, StoreError
 
 if TYPE_CHECKING:
     from hpcsched.core.jobs import Job
@@ -46,19 +46,32 @@ and are not read."""
     type=click.Path(path_type=Path),
     help="Folder that gets the figures too, as SVG: the Gantt chart, and those of jobs.",
 )
+@click.option(
+    "--serve",
+    is_flag=True,
+    help="Show the page live until Ctrl-C, at an address of this host for you alone (for ssh -L).",
+)
+@click.option("--port", metavar="N", type=click.IntRange(0, 65535), help="The port of --serve (a free one).")
 @click.pass_context
 def report(
-    ctx: click.Context, runs: tuple[str, ...], dir_: str | None, output: Path | None, figures: Path | None
+    ctx: click.Context,
+    runs: tuple[str, ...],
+    dir_: str | None,
+    output: Path | None,
+    figures: Path | None,
+    serve: bool,
+    port: int | None,
 ) -> None:
     """A run as one HTML page: Gantt chart, utilisation, each job with why it ended, its curves and its
     efficiency, changing batches and CPU cores. Several RUN directories: a page that has them side by side.
 
     Runs are only read, on any host that sees their directories, whether they are over, go on, or have lost
-    their agent. Prints the page's path.
+    their agent. Prints the page's path; with --serve its address, and follows the runs.
     """
-    from hpcsched.cli.run.report_run import replayed
-    from hpcsched.store.files import write_atomically
-
+    if serve and (output or figures):
+        raise click.UsageError("--serve writes no files: leave out -o and --figures", ctx)
+    if port is not None and not serve:
+        raise click.UsageError("--port goes with --serve", ctx)
     if runs and dir_ is not None:
         raise click.UsageError("give run directories or --dir, not both", ctx)
     rundirs = [_plain(find_run(ctx, run)) for run in runs or [dir_]]
@@ -66,8 +79,27 @@ def report(
         accepted = f"at most {MOST_RUNS} on a page"
         raise ConfigError(where="report", got=plural(len(rundirs), "run"), accepted=accepted)
     for rundir in rundirs:
-        with hint_at_runs(ctx, runs[0] if runs else dir_):
-            rundir.require()
+        try:
+            with hint_at_runs(ctx, runs[0] if runs else dir_):
+                rundir.require()
+        except NoSuchRun as error:
+            if not serve or not rundir.root.parent.is_dir():
+                raise
+            click.echo(f"hpcsched: {error}; the page waits for it", err=True)
+    if serve:
+        from hpcsched.cli.run.report_serve import serve as show
+
+        _check_extra()
+        show(rundirs, port or 0)
+    else:
+        _write(rundirs, output, figures)
+
+
+def _write(rundirs: Sequence[RunDir], output: Path | None, figures: Path | None) -> None:
+    """Write the page of these runs, and print its path."""
+    from hpcsched.cli.run.report_run import replayed
+    from hpcsched.store.files import write_atomically
+
     path = output or (rundirs[0].root if len(rundirs) == 1 else Path.cwd()) / "report.html"
     _check_output(path)
     machines = [replayed(rundir) for rundir in rundirs]
@@ -235,6 +267,11 @@ def _check_output(path: Path) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(where="--output", got=str(path), accepted="a file name that ends in .html")
     check_chart(path, "--output")
+    _check_extra()
+
+
+def _check_extra() -> None:
+    needs("matplotlib", "a figure", "report")
     needs("jinja2", "a page", "report")
 
 

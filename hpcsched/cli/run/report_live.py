@@ -1,0 +1,205 @@
+"""The page of `hpcsched report --serve`: drawn anew when its runs have changed and somebody looks."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import msgspec
+
+from hpcsched.cli.common import plural
+from hpcsched.errors import HpcschedError
+from hpcsched.printing import printable
+from hpcsched.store.rundir import RunDir, agent_works
+
+LEAST_PAUSE_S = 5.0
+"""Between two pages, at least (chosen): an agent writes its snapshot that often."""
+
+PAUSE_OF_DRAWING = 4.0
+"""The pause after a page, in times of what it took to draw (chosen): at most a fifth of one core is used."""
+
+PAUSE_OF_FAILURE_S = 30.0
+"""The least pause after a page that could not be drawn (chosen)."""
+
+LOOK_S = 1.0
+"""Runs are looked at so often, at most, whoever asks (chosen)."""
+
+DRAWN_WITHIN_S = 900.0
+"""The longest that one page may take (chosen)."""
+
+LONGEST_NOTE = 500
+"""Characters of what went wrong."""
+
+
+class NotDrawn(HpcschedError):
+    """A page could not be drawn, and why."""
+
+
+class Page(NamedTuple):
+    """A page as HTML, plain and compressed by gzip; `number` counts from 1."""
+
+    number: int
+    html: bytes
+    gzipped: bytes
+    drawn_at: float
+    """By the clock of its LivePage: when its drawing began."""
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """What is shown: the number of the page (0: none yet), and its age in seconds.
+
+    `doing` is `current` (the runs have not changed since), `drawing` (a new page is) or `waiting` (they have
+    changed; it is too early for a new page). `note` is what a reader has to know, or empty.
+    """
+
+    page: int
+    age_s: float
+    doing: str
+    note: str
+
+
+Draw = Callable[[Sequence[RunDir]], tuple[bytes, str]]
+"""Draws the page of these runs, all of which have begun: as HTML, and what had to be said about it (or "").
+
+Raises NotDrawn.
+"""
+
+
+class LivePage:
+    """The page of these runs; one is drawn at a time, in a thread, while the last one is shown."""
+
+    def __init__(
+        self, rundirs: Sequence[RunDir], draw: Draw, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._rundirs, self._draw, self._clock = rundirs, draw, clock
+        self._lock = threading.Lock()
+        self._drawing: threading.Thread | None = None
+        self._looked_at = self._not_before = -float("inf")
+        self._seen: object = None
+        self._drawn: object = None
+        self._trouble = ""
+        self.page: Page | None = None
+
+    def state(self) -> State:
+        """What is shown now. Has a new page drawn, if it is time for one."""
+        with self._lock:
+            now = self._clock()
+            if now >= self._looked_at + LOOK_S:
+                self._looked_at, self._seen = now, [_signs(rundir) for rundir in self._rundirs]
+            begun = [rundir for rundir in self._rundirs if rundir.begun]
+            changed = bool(begun) and self._seen != self._drawn
+            if changed and self._drawing is None and now >= self._not_before:
+                self._drawn, changed = self._seen, False
+                # A daemon: it must not keep the program from its end.
+                self._drawing = threading.Thread(target=self._make, args=(begun,), daemon=True)
+                self._drawing.start()
+            page = self.page
+            return State(
+                page=page.number if page else 0,
+                age_s=round(now - page.drawn_at, 1) if page else 0.0,
+                doing="drawing" if self._drawing else "waiting" if changed else "current",
+                note=" ".join(filter(None, (self._trouble, _absent(self._rundirs, begun)))),
+            )
+
+    def _make(self, begun: Sequence[RunDir]) -> None:
+        at, html, trouble = self._clock(), b"", ""
+        try:
+            html, trouble = self._draw(begun)
+            packed = gzip.compress(html, 6)
+        except NotDrawn as error:
+            trouble = str(error)
+        except Exception as error:  # what is shown stays
+            trouble = f"no new page: {type(error).__name__}: {error}"
+        with self._lock:
+            if html:
+                number = self.page.number + 1 if self.page else 1
+                self.page = Page(number, html, packed, at)
+            else:
+                self._drawn = None
+            self._trouble, self._drawing = trouble[:LONGEST_NOTE], None
+            now, least_s = self._clock(), LEAST_PAUSE_S if html else PAUSE_OF_FAILURE_S
+            self._not_before = now + max(least_s, PAUSE_OF_DRAWING * (now - at))
+
+
+def _signs(rundir: RunDir) -> object:
+    """What is another when a run has changed, or lost its agent."""
+    signs: list[object] = []
+    for path in (rundir.journal, rundir.status):
+        try:
+            about = path.stat()
+        except OSError:
+            signs.append(None)
+        else:
+            signs.append((about.st_ino, about.st_size, about.st_mtime_ns))
+    return signs, agent_works(rundir)
+
+
+def _absent(rundirs: Sequence[RunDir], begun: Sequence[RunDir]) -> str:
+    absent = [str(rundir.root) for rundir in rundirs if rundir not in begun]
+    if not absent:
+        return ""
+    more = f" and in {plural(len(absent) - 3, 'more directory')}" if len(absent) > 3 else ""
+    return printable(f"No run has begun in {', '.join(absent[:3])}{more} yet.")
+
+
+class Drawer:
+    """Draws pages by `hpcsched report`, each in a process of its own.
+
+    It can be ended, it gives its memory back, and what a limit on CPU time counts is its own.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="hpcsched-report.")
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what draws."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+        self._folder.cleanup()
+
+    def __call__(self, rundirs: Sequence[RunDir]) -> tuple[bytes, str]:
+        """As `Draw`."""
+        path = Path(self._folder.name) / "report.html"
+        words = [*map(str, (rundir.root for rundir in rundirs)), "-o", str(path)]
+        with self._lock:
+            if self._closed:
+                raise NotDrawn("it has been closed")
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hpcsched", "report", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        with suppress(OSError):  # login nodes are for all
+            os.setpriority(os.PRIO_PROCESS, process.pid, 10)
+        try:
+            said = process.communicate(timeout=DRAWN_WITHIN_S)[1].decode(errors="replace").strip()
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise NotDrawn(f"no new page: it was not drawn within {DRAWN_WITHIN_S:g} s") from None
+        last = printable(said.rpartition("\n")[2].removeprefix("hpcsched: "))
+        if process.returncode:
+            raise NotDrawn(f"no new page: {last or f'exit code {process.returncode}'}")
+        try:
+            return path.read_bytes(), last
+        except OSError as error:
+            raise NotDrawn(f"no new page: {error}") from error
