@@ -43,6 +43,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched report",
         "hpcsched report -o run.html",
         "hpcsched report hpcsched-run hpcsched-run-2 -o both.html",
+        "hpcsched report --serve",
     ),
     "efficiency": ("hpcsched efficiency", "hpcsched efficiency train --json"),
     "clean": (

@@ -52,6 +52,7 @@ and are not read."""
     help="Show the page live until Ctrl-C, at an address of this host for you alone (for ssh -L).",
 )
 @click.option("--port", metavar="N", type=click.IntRange(0, 65535), help="The port of --serve (a free one).")
+@click.option("--kept", type=click.Path(path_type=Path), hidden=True, help="Curves that --serve has drawn.")
 @click.pass_context
 def report(
     ctx: click.Context,
@@ -61,6 +62,7 @@ def report(
     figures: Path | None,
     serve: bool,
     port: int | None,
+    kept: Path | None,
 ) -> None:
     """A run as one HTML page: Gantt chart, utilisation, each job with why it ended, its curves and its
     efficiency, changing batches and CPU cores. Several RUN directories: a page that has them side by side.
@@ -92,10 +94,10 @@ def report(
         _check_extra()
         show(rundirs, port or 0)
     else:
-        _write(rundirs, output, figures)
+        _write(rundirs, output, figures, kept)
 
 
-def _write(rundirs: Sequence[RunDir], output: Path | None, figures: Path | None) -> None:
+def _write(rundirs: Sequence[RunDir], output: Path | None, figures: Path | None, kept: Path | None) -> None:
     """Write the page of these runs, and print its path."""
     from hpcsched.cli.run.report_run import replayed
     from hpcsched.store.files import write_atomically
@@ -110,7 +112,7 @@ def _write(rundirs: Sequence[RunDir], output: Path | None, figures: Path | None)
     )
     with place as folder:
         try:
-            page = _page_of(rundirs, machines, Path(folder))
+            page = _page_of(rundirs, machines, Path(folder), kept)
         except OSError as error:
             where = "--figures" if figures else "report"
             raise ConfigError(where=where, got=str(error), accepted="a folder for the figures") from error
@@ -122,9 +124,9 @@ def _write(rundirs: Sequence[RunDir], output: Path | None, figures: Path | None)
     click.echo(path)
 
 
-def _page_of(rundirs: Sequence[RunDir], machines: Sequence[Machine], folder: Path) -> str:
+def _page_of(rundirs: Sequence[RunDir], machines: Sequence[Machine], folder: Path, kept: Path | None) -> str:
     if len(rundirs) == 1:
-        return _page(rundirs[0], machines[0], folder)
+        return _page(rundirs[0], machines[0], folder, kept)
     from hpcsched.cli.run.report_runs import page_of
 
     return page_of(rundirs, machines, folder)
@@ -154,8 +156,8 @@ def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
     return steps / (gpu_hours * 3600) / profile.rate(1) if steps > 0 else None
 
 
-def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
-    """The page; its figures are left in the folder."""
+def _page(rundir: RunDir, machine: Machine, folder: Path, kept: Path | None) -> str:
+    """The page; its figures are left in the folder. `kept`: see `details_of`."""
     from hpcsched.cli.jobs.explain_run import next_lines
     from hpcsched.cli.run.report_jobs import details_of
     from hpcsched.cli.run.report_run import began, facts_of, state_of
@@ -169,7 +171,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path) -> str:
     state, notes = state_of(rundir, machine)
     notes += next_lines(machine, rundir.root, rundir.read_record())
     many = len(machine.run.jobs)
-    details, without = details_of(rundir, machine, MOST_FIGURES, folder)
+    details, without = details_of(rundir, machine, MOST_FIGURES, folder, kept)
     if without:
         notes.append(f"the curves of {plural(without, 'job')} are left out: there is too much of them")
     result = result_of(machine, label="" if machine.run.finished else "so far", keep_jobs=many <= MOST_KEPT)

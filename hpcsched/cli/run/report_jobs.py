@@ -19,6 +19,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import Kind
 from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.report.jobs import JobDetail
+from hpcsched.store.files import write_atomically
 from hpcsched.store.metrics import read_curves
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
@@ -30,27 +31,41 @@ LONGEST = 2000
 """Characters of a command or an explanation; more are not read on a page."""
 
 
-def details_of(rundir: RunDir, machine: Machine, most: int, folder: Path) -> tuple[list[JobDetail], int]:
+def details_of(
+    rundir: RunDir, machine: Machine, most: int, folder: Path, kept: Path | None = None
+) -> tuple[list[JobDetail], int]:
     """At most `most` jobs, failed ones first, else in the order of their ids; their figures are left in the
-    folder. And of how many the curves are left out, as they would take too long to read."""
+    folder. And of how many the curves are left out, as they would take too long to read.
+
+    `kept`: a folder of this run's curves as they were drawn before; those that have not changed are taken
+    from there, the others left there.
+    """
     jobs = sorted(machine.run.jobs.values(), key=lambda job: (not job.state.failed, job.id))[:most]
-    outputs, curves = _outputs(rundir), _Curves(rundir, folder)
+    outputs, curves = _outputs(rundir), _Curves(rundir, folder, kept)
     details = [_detail(rundir, machine, job, outputs.get(job.id), curves) for job in jobs]
+    curves.tidy()
     return details, curves.left_out
 
 
 class _Curves:
     """Draws the curves of jobs, as long as there is not too much to read."""
 
-    def __init__(self, rundir: RunDir, folder: Path) -> None:
-        self._rundir, self._folder, self._left = rundir, folder, MOST_CURVE_BYTES
+    def __init__(self, rundir: RunDir, folder: Path, kept: Path | None) -> None:
+        self._rundir, self._folder, self._kept, self._left = rundir, folder, kept, MOST_CURVE_BYTES
+        self._used = set[Path]()
         self.left_out = 0
 
     def of(self, job: Job) -> str | None:
         """A figure as an SVG document; None where the job has no curves."""
-        path = self._rundir.job(job.id) / files.METRICS
+        path, same = self._rundir.job(job.id) / files.METRICS, None
         try:
-            self._left -= path.stat().st_size
+            about = path.stat()
+            if self._kept is not None:
+                same = self._kept / f"{job.id}-{about.st_size}-{about.st_mtime_ns}.svg"
+                self._used.add(same)
+                with suppress(FileNotFoundError):
+                    return same.read_text(encoding="utf-8")
+            self._left -= about.st_size
             if self._left < 0:
                 self.left_out += 1
                 return None
@@ -66,7 +81,16 @@ class _Curves:
 
         figure = self._folder / f"{job.spec.name}-curves.svg"
         curves_svg(curves, figure, title=job.spec.name)
-        return figure.read_text(encoding="utf-8")
+        svg = figure.read_text(encoding="utf-8")
+        if same is not None:
+            write_atomically(same, svg.encode())
+        return svg
+
+    def tidy(self) -> None:
+        """Keep no curves of other jobs, and none that have changed."""
+        for path in self._kept.iterdir() if self._kept is not None else ():
+            if path not in self._used:
+                path.unlink()
 
 
 def _detail(rundir: RunDir, machine: Machine, job: Job, output: Path | None, curves: _Curves) -> JobDetail:

@@ -159,6 +159,8 @@ class Drawer:
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="hpcsched-report.")
+        self._page, self._kept = (Path(self._folder.name) / name for name in ("report.html", "curves"))
+        self._kept.mkdir()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
@@ -177,13 +179,13 @@ class Drawer:
 
     def __call__(self, rundirs: Sequence[RunDir]) -> tuple[bytes, str]:
         """As `Draw`."""
-        path = Path(self._folder.name) / "report.html"
-        words = [*map(str, (rundir.root for rundir in rundirs)), "-o", str(path)]
+        runs = [str(rundir.root) for rundir in rundirs]
+        words = ["report", *runs, "-o", str(self._page), "--kept", str(self._kept)]
         with self._lock:
             if self._closed:
                 raise NotDrawn("it has been closed")
             self._process = process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hpcsched", "report", *words],
+                [sys.executable, "-P", "-m", "hpcsched", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -200,6 +202,6 @@ class Drawer:
         if process.returncode:
             raise NotDrawn(f"no new page: {last or f'exit code {process.returncode}'}")
         try:
-            return path.read_bytes(), last
+            return self._page.read_bytes(), last
         except OSError as error:
             raise NotDrawn(f"no new page: {error}") from error

@@ -115,7 +115,7 @@ class Server(ThreadingMixIn, TCPServer):
             return
         try:
             super().process_request(request, client_address)
-        except BaseException:  # no thread could be had
+        except RuntimeError:  # no thread could be had
             self._free.release()
             raise
 

@@ -315,6 +315,24 @@ def test_curves_of_a_job_stand_in_its_section(monkeypatch: pytest.MonkeyPatch) -
     assert "the curves of 1 job are left out" in made()
 
 
+def test_curves_that_have_not_changed_are_taken_as_they_were_drawn() -> None:
+    rundir, kept = a_run(failed(), "FINISHED"), Path("kept")
+    kept.mkdir()
+    for job_id in (1, 2):
+        rundir.job(job_id).mkdir(parents=True)
+        line = '{"step": 1, "t": 1.0, "attempt": 1, "loss": 2.5}\n'
+        (rundir.job(job_id) / "metrics.jsonl").write_text(line)
+    text = made("--kept", kept)
+    before = {path.name.partition("-")[0]: path for path in kept.iterdir()}
+    assert set(before) == {"1", "2"} and made("--kept", kept) == text
+    before["1"].write_text(before["1"].read_text().replace(">loss<", ">as it was<"))
+    with (rundir.job(2) / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "t": 2.0, "attempt": 1, "more": 2.5}\n')
+    text = made("--kept", kept)
+    assert "|as it was|" in text and "|more|" in text
+    assert before["1"].exists() and not before["2"].exists() and len(list(kept.iterdir())) == 2
+
+
 def test_work_that_a_failed_attempt_had_saved_is_not_lost() -> None:
     driver = Driver(a_job("x", "m", 100, retries=1), a_job("silent", "m", None, retries=0), gpus=2)
     driver.runs("x")
@@ -399,6 +417,26 @@ def test_bad_places_are_refused_before_any_work(words: tuple[str, ...], says: st
     Path("folder.html").mkdir()
     assert re.match(says, refused(*words))
     assert not Path("hpcsched-run/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--serve", "-o", "r.html"), ("--serve", "--figures", "f"), ("--port", "1")],
+)
+def test_what_does_not_go_with_serve_is_refused(words: tuple[str, ...]) -> None:
+    a_run(going_on(), "RUNNING")
+    done = call(*words)
+    assert done.exit_code == 2 and "--serve" in done.stderr
+    assert not Path("r.html").exists() and not Path("f").exists()
+
+
+def test_serve_waits_for_a_run_but_not_where_none_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = list[object]()
+    monkeypatch.setattr("hpcsched.cli.run.report_serve.serve", lambda *of: shown.append(of))
+    done = call("--serve", "--port", 8765)
+    assert done.exit_code == 0 and done.stderr.startswith("hpcsched: no run in") and not done.stdout
+    assert shown == [([RunDir(Path("hpcsched-run").absolute())], 8765)]
+    assert "no run in" in refused("missing/run", "--serve", code=3)
 
 
 def test_a_page_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
