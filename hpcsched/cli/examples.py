@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
+    "demo": ("hpcsched demo", "hpcsched demo --dir /tmp/demo"),
     "run": (
         "hpcsched run jobs.toml",
         "hpcsched run --each lr=1e-3,1e-2 -- python train.py --lr {lr}",

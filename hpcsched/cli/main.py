@@ -18,6 +18,7 @@ from hpcsched.stability import marked
 
 _GROUPS = {
     "Run": {
+        "demo": ("demo.command:demo", "See what hpcsched does: a small queue of real trainings, on CPUs."),
         "run": ("run.run:run", "Run a set of jobs in this allocation until all have ended."),
         "submit": ("jobs.control:submit", "Put jobs into a run, running now or next."),
         "drain": ("jobs.control:drain", "Save all jobs and stop the run."),

@@ -148,9 +148,9 @@ def run(
         with profile_database(database) as db:
             found = []
             for one, counts in plans:
-                measured = _measure(one, counts, opened, settings, global_batch, software)
-                db.record_profile(measured.profile, measured.samples)
-                found.append(measured.profile)
+                result = measured(one, counts, opened, settings, global_batch, software)
+                db.record_profile(result.profile, result.samples)
+                found.append(result.profile)
     finally:
         opened.close()
     print_profiles(found, as_json)
@@ -233,7 +233,7 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def _measure(
+def measured(
     spec: JobSpec,
     counts: tuple[int, ...],
     devices: Devices,
@@ -241,6 +241,7 @@ def _measure(
     global_batch: int | None,
     software: str,
 ) -> MeasuredProfile:
+    """Measure a job on these numbers of devices, with a bar on a terminal; see `sweep`."""
     from hpcsched.launch.local import LocalLauncher
     from hpcsched.profiling.sweep import sweep
 

@@ -94,15 +94,23 @@ def report(
         _check_extra()
         show(rundirs, port or 0)
     else:
-        _write(rundirs, output, figures, kept)
+        path = output or (rundirs[0].root if len(rundirs) == 1 else Path.cwd()) / "report.html"
+        write_page(rundirs, path, figures, kept)
+        click.echo(path)
 
 
-def _write(rundirs: Sequence[RunDir], output: Path | None, figures: Path | None, kept: Path | None) -> None:
-    """Write the page of these runs, and print its path."""
+def write_page(
+    rundirs: Sequence[RunDir], path: Path, figures: Path | None = None, kept: Path | None = None
+) -> None:
+    """Write the page of these runs, and into the folder `figures` its figures too; curves that were drawn
+    before are in `kept`.
+
+    Raises ConfigError for a place that cannot be written, MissingExtra without what draws the page, NoSuchRun
+    for a run that has not started.
+    """
     from hpcsched.cli.run.report_run import replayed
     from hpcsched.store.files import write_atomically
 
-    path = output or (rundirs[0].root if len(rundirs) == 1 else Path.cwd()) / "report.html"
     _check_output(path)
     machines = [replayed(rundir) for rundir in rundirs]
     if figures is not None:
@@ -121,7 +129,6 @@ def _write(rundirs: Sequence[RunDir], output: Path | None, figures: Path | None,
     except StoreError as error:
         accepted = "a file that can be written"
         raise ConfigError(where="--output", got=str(error), accepted=accepted) from error
-    click.echo(path)
 
 
 def _page_of(rundirs: Sequence[RunDir], machines: Sequence[Machine], folder: Path, kept: Path | None) -> str:

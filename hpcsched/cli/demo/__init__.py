@@ -1,0 +1,1 @@
+"""The command `demo`: a queue of small trainings, a promotion in place, and what both were worth."""

@@ -1,0 +1,100 @@
+"""What the trainings of a demo were worth, and who ran where: pure text from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hpcsched.durations import clock
+from hpcsched.report.result import AttemptResult, JobResult
+
+PAYS = 1.05
+"""The least factor that is called sooner (chosen): less is lost in the noise of a machine."""
+
+
+class Work(NamedTuple):
+    """A training by itself: the seconds of its start, its steps, and the highest of its measured speeds."""
+
+    start_s: float
+    steps: int
+    steps_per_s: float
+
+
+def alone_s(works: Iterable[Work]) -> float:
+    """The seconds that trainings take one after the other, each on the devices that it is fastest on."""
+    return sum(work.start_s + work.steps / work.steps_per_s for work in works)
+
+
+def value(what: str, count: int, took_s: float, alone_s: float) -> str:
+    """The sentence on what it was worth that `count` trainings ran as they did, or that it was not."""
+    both = f"{count} {what} in {clock(took_s)}; one after the other they take {clock(alone_s)}"
+    factor = alone_s / took_s
+    return f"{both}: {factor:.1f}x sooner." if factor >= PAYS else f"{both}: it did not pay here just now."
+
+
+class Stretch(NamedTuple):
+    """What a training did between two changes: its steps, its seconds, and its speed as measured alone."""
+
+    steps: int
+    trained_s: float
+    steps_per_s: float
+
+
+def pace(stretches: Sequence[Stretch]) -> float | None:
+    """How fast trainings went in a run, as a share of their speeds alone; None where none is known."""
+    took_s = sum(stretch.trained_s for stretch in stretches)
+    return sum(one.steps / one.steps_per_s for one in stretches) / took_s if took_s > 0 else None
+
+
+class _Bar(NamedTuple):
+    job: JobResult
+    start_s: float
+    end_s: float
+
+
+def timeline(jobs: Sequence[JobResult], devices: int, unit: str, width: int) -> list[str]:
+    """A Gantt chart in text: a line for each device, with the trainings on it, at most `width` characters
+    wide; below it where a training got more devices, and the time."""
+    end_s = max((job.end_s or 0.0 for job in jobs), default=0.0)
+    head = max(len(f"{unit} {index}") for index in range(devices)) + 1
+    room = width - head - 1
+    if end_s <= 0 or room < 1:
+        return []
+
+    def at(seconds: float) -> int:
+        return min(room, round(room * seconds / end_s))
+
+    lines = []
+    for index in range(devices):
+        cells = [" "] * room
+        for bar in _bars(jobs, index):
+            first, last = at(bar.start_s), at(bar.end_s)
+            cells[first:last] = f"│{bar.job.name} ".ljust(last - first, "━")[: last - first]
+        lines.append(f"{unit} {index}".ljust(head) + "".join(cells).rstrip())
+    for job in jobs:
+        for before, after in zip(job.attempts, job.attempts[1:], strict=False):
+            if len(after.gpus) > len(before.gpus):
+                lines.append(" " * head + _pointer(job, before, after, at(after.start_s), room))
+    end = clock(end_s)
+    return [*lines, " " * head + "0:00".ljust(room - len(end)) + end]
+
+
+def _pointer(job: JobResult, before: AttemptResult, after: AttemptResult, place: int, room: int) -> str:
+    """The mark below the moment at which a training got more devices, and what it was."""
+    text = f"{clock(after.start_s)} {job.name}: {len(before.gpus)} to {len(after.gpus)}"
+    left = place + len(text) + 2 > room
+    return (f"{text} ▲".rjust(place + 1)) if left else " " * place + f"▲ {text}"
+
+
+def _bars(jobs: Sequence[JobResult], device: int) -> list[_Bar]:
+    """The stretches of trainings on a device; one that stays there when it is resized has one bar."""
+    bars: list[_Bar] = []
+    for job in jobs:
+        for attempt in job.attempts:
+            if device not in attempt.gpus or attempt.end_s is None:
+                continue
+            if bars and bars[-1].job is job and bars[-1].end_s == attempt.start_s:
+                bars[-1] = bars[-1]._replace(end_s=attempt.end_s)
+            else:
+                bars.append(_Bar(job, attempt.start_s, attempt.end_s))
+    return bars
