@@ -157,23 +157,21 @@ def _run(ctx: click.Context, queue: Queue) -> int:
 
 def _tell(queue: Queue, run: Path, machine: Machine) -> None:
     """What came of it: chart, worth, page, and what to try."""
-    from hpcsched.cli.demo.outcome import Work, alone_s, pace, timeline, value
-    from hpcsched.cli.demo.queue import best_rate
+    from hpcsched.cli.demo.outcome import Work, alone_s, best_rates, pace, timeline, value
     from hpcsched.cli.run.results import result_of
 
     result = result_of(machine)
     title(f"{2 if queue.pretended else 3}. What came of it")
     for line in timeline(result.jobs, queue.gpus, queue.unit, min(columns(), WIDEST_CHART) - len(_INDENT)):
         click.echo(_INDENT + line)
-    works = [
-        Work(job.attempts[0].launch_s, job.steps or 0, best_rate(queue.profiles[job.model], queue.gpus))
-        for job in result.jobs
-    ]
+    stretches = _stretches(machine)
+    rates = best_rates(queue.profiles, stretches, queue.gpus)
+    works = [Work(job.model, job.attempts[0].launch_s, job.steps or 0) for job in result.jobs]
     click.echo()
     what = "pretended trainings" if queue.pretended else "trainings"
-    say(value(what, len(works), result.makespan_s, alone_s(works)), indent=_INDENT, bold=True)
-    say(COMPUTED.format("the profiles" if queue.pretended else MEASURED), indent=_INDENT)
-    share = pace(_stretches(queue, machine))
+    say(value(what, len(works), result.makespan_s, alone_s(works, rates)), indent=_INDENT, bold=True)
+    say(COMPUTED.format("its profile" if queue.pretended else MEASURED), indent=_INDENT)
+    share = pace(queue.profiles, stretches)
     if not queue.pretended and share is not None and share < SLOWED:
         say(SLOWER.format(share), indent=_INDENT)
     if not result.switches:
@@ -188,10 +186,10 @@ def _tell(queue: Queue, run: Path, machine: Machine) -> None:
 
 COMPUTED = (
     "The first time is that of this run. The second is computed: starts as in this run, and the steps of each"
-    " training at the best of its speeds in {}."
+    " training at the best speed of its model, in {}."
 )
 
-MEASURED = "part 1; measuring them, once for each model, is in neither time"
+MEASURED = "part 1 or in this run. Measuring, which is done once for a model, is in neither time"
 
 SLOWED = 0.85
 """Of less than this share of their measured speeds one should know (chosen)."""
@@ -207,7 +205,7 @@ NOT_PROMOTED = (
 )
 
 
-def _stretches(queue: Queue, machine: Machine) -> list[Stretch]:
+def _stretches(machine: Machine) -> list[Stretch]:
     from hpcsched.cli.demo.outcome import Stretch
     from hpcsched.cli.run.results import overhead_s
 
@@ -218,9 +216,10 @@ def _stretches(queue: Queue, machine: Machine) -> list[Stretch]:
             held_s = (machine.run.now if attempt.end_s is None else attempt.end_s) - attempt.start_s
             found.append(
                 Stretch(
+                    model=job.spec.model,
+                    devices=len(attempt.gpus),
                     steps=last - attempt.from_step,
                     trained_s=held_s - overhead_s(machine, job, attempt),
-                    steps_per_s=queue.profiles[job.spec.model].rate(len(attempt.gpus)),
                 )
             )
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from hpcsched.core.profile import Profile
 from hpcsched.durations import clock
 from hpcsched.report.result import AttemptResult, JobResult
 
@@ -12,17 +13,54 @@ PAYS = 1.05
 """The least factor that is called sooner (chosen): less is lost in the noise of a machine."""
 
 
-class Work(NamedTuple):
-    """A training by itself: the seconds of its start, its steps, and the highest of its measured speeds."""
+LEAST_S = 2.0
+"""Seconds of training of which a speed is believed (chosen)."""
 
+
+class Stretch(NamedTuple):
+    """What a training of a model did on so many devices, until that changed."""
+
+    model: str
+    devices: int
+    steps: int
+    trained_s: float
+
+
+class Work(NamedTuple):
+    """A training by itself: the seconds of its start, and its steps."""
+
+    model: str
     start_s: float
     steps: int
-    steps_per_s: float
 
 
-def alone_s(works: Iterable[Work]) -> float:
-    """The seconds that trainings take one after the other, each on the devices that it is fastest on."""
-    return sum(work.start_s + work.steps / work.steps_per_s for work in works)
+def best_rates(
+    profiles: Mapping[str, Profile], stretches: Iterable[Stretch], devices: int
+) -> dict[str, float]:
+    """The highest speed of each model in steps per second, on at most so many devices: measured alone, or as
+    seen in the run. What is computed with it is not too long, in whichever of the two the machine was busier.
+    """
+    totals: dict[tuple[str, int], tuple[int, float]] = {}
+    for model, count, steps, trained_s in stretches:
+        before = totals.get((model, count), (0, 0.0))
+        totals[model, count] = before[0] + steps, before[1] + trained_s
+    best = {model: profile.rate(profile.optimal(devices)) for model, profile in profiles.items()}
+    for (model, _), (steps, trained_s) in totals.items():
+        if trained_s >= LEAST_S:
+            best[model] = max(best[model], steps / trained_s)
+    return best
+
+
+def alone_s(works: Iterable[Work], rates: Mapping[str, float]) -> float:
+    """The seconds that trainings take one after the other, at these speeds of their models."""
+    return sum(work.start_s + work.steps / rates[work.model] for work in works)
+
+
+def pace(profiles: Mapping[str, Profile], stretches: Sequence[Stretch]) -> float | None:
+    """How fast trainings went in a run, as a share of the measured speeds; None if none trained."""
+    alone = sum(one.steps / profiles[one.model].rate(one.devices) for one in stretches)
+    took_s = sum(one.trained_s for one in stretches)
+    return alone / took_s if took_s > 0 else None
 
 
 def value(what: str, count: int, took_s: float, alone_s: float) -> str:
@@ -30,20 +68,6 @@ def value(what: str, count: int, took_s: float, alone_s: float) -> str:
     both = f"{count} {what} in {clock(took_s)}; one after the other they take {clock(alone_s)}"
     factor = alone_s / took_s
     return f"{both}: {factor:.1f}x sooner." if factor >= PAYS else f"{both}: it did not pay here just now."
-
-
-class Stretch(NamedTuple):
-    """What a training did between two changes: its steps, its seconds, and its speed as measured alone."""
-
-    steps: int
-    trained_s: float
-    steps_per_s: float
-
-
-def pace(stretches: Sequence[Stretch]) -> float | None:
-    """How fast trainings went in a run, as a share of their speeds alone; None where none is known."""
-    took_s = sum(stretch.trained_s for stretch in stretches)
-    return sum(one.steps / one.steps_per_s for one in stretches) / took_s if took_s > 0 else None
 
 
 class _Bar(NamedTuple):

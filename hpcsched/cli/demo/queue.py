@@ -72,7 +72,7 @@ def measured_queue(folder: Path, seconds: float) -> Queue:
     models = list({job.model: job for job in trainings}.values())
     say(
         f"A queue of {len(trainings)} real trainings on {SLOTS} CPU slots, which stand for GPUs. It takes"
-        f" about two minutes, and writes into {folder}. Ctrl-C ends it."
+        f" one to two minutes, and writes into {folder}. Ctrl-C ends it."
     )
     if len(os.sched_getaffinity(0)) < SLOTS:
         say("This machine has one core, which both slots share: there is little to gain here.")
