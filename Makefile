@@ -18,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 .PHONY: demo check unit test test-all test-part lint docs pages bench dist lock old-env clean
 
 demo: $(VENV)/.installed
-	PATH="$(CURDIR)/$(BIN):$$PATH" sh jobscripts/demo/demo.sh
+	$(BIN)/hpcsched demo
 
 # While you work: what needs no process, no torch and no clock.
 check: $(VENV)/.installed-dev
@@ -89,4 +89,4 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-run build dist *.egg-info
+	rm -rf $(VENV) hpcsched-demo hpcsched-demo-* build dist *.egg-info

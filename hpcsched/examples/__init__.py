@@ -1,1 +1,1 @@
-"""Trainings to try things with; `make demo` and the guides run them."""
+"""Trainings to try things with; `hpcsched demo` and the guides run them."""

@@ -32,8 +32,8 @@ COUNT_S = 7.0
 DATABASE = "hpcsched.db"
 
 NO_TORCH = (
-    "PyTorch is not installed here, so GPUs and trainings are pretended. For real ones: pip install"
-    " 'hpcsched[torch,report]'"
+    "PyTorch is not installed here, so GPUs and trainings are pretended. For real ones install"
+    " hpcsched[torch,report]."
 )
 
 

@@ -1,97 +1,65 @@
-"""`make demo`: what it says of promotions is what happened."""
+"""`hpcsched demo` as a user runs it: trainings, Ctrl-C, and what is left of both."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from places import ROOT
-
-SCRIPT = ROOT / "jobscripts/demo/demo.sh"
-
-STAND_IN = """#!/bin/sh
-echo "$@" >> calls
-case "$*" in
-    *--json*) echo '{"jobs":[{"name":"wide-cnn-a","suspensions":SUSPENDED,"resizes":RESIZED}]}' ;;
-    status*) echo "small-mlp   0  0"; echo "wide-cnn-a  SUSPENDED  RESIZED" ;;
-    explain*) echo "0:06  resized in place from 1 to 2 GPUs; training stood still for 0.01 s" ;;
-esac
-"""
-
-JOBS = """
-schema = 1
-[defaults]
-trainer = "hpcsched.examples.digits:Digits"
-[[job]]
-name = "small-mlp"
-model = "digits-mlp"
-args = { kind = "mlp", width = 64, batch = 128 }
-steps = 300
-gpus = 1
-[[job]]
-name = "wide-cnn-a"
-model = "digits-cnn"
-args = { kind = "cnn", width = 48, batch = 256 }
-steps = 100
-"""
-
-PROMOTED = "wide-cnn-a went over to other CPU slots while it trained"
-NOT_PROMOTED = "No job was promoted"
 
 
-def demo(folder: Path, commands: Path, **settings: str) -> str:
+def demo(folder: Path, *words: str) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("HPCSCHED_")}
-    env |= {"PATH": f"{commands}:{os.environ['PATH']}", "XDG_STATE_HOME": str(folder / "state")}
-    env |= {"XDG_CONFIG_HOME": str(folder), "HPCSCHED_SITE_CONFIG": str(folder / "none.toml")}
-    env |= {f"DEMO_{name}": value for name, value in settings.items()}
-    done = subprocess.run(
-        ["sh", str(SCRIPT)], cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False
+    env |= {f"XDG_{name}_HOME": str(folder / name) for name in ("CONFIG", "DATA", "STATE")}
+    env |= {"HPCSCHED_SITE_CONFIG": str(folder / "none.toml"), "COLUMNS": "80"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpcsched", "demo", *words],
+        cwd=folder,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
-@pytest.mark.parametrize(("suspended", "resized"), [(0, 1), (1, 0), (0, 0)])
-def test_a_promotion_is_one_whether_in_place_or_not(tmp_path: Path, suspended: int, resized: int) -> None:
-    command = tmp_path / "hpcsched"
-    command.write_text(STAND_IN.replace("SUSPENDED", str(suspended)).replace("RESIZED", str(resized)))
-    command.chmod(0o755)
-    said = demo(tmp_path, tmp_path)
-    moved = suspended + resized > 0
-    assert (PROMOTED in said, NOT_PROMOTED in said) == (moved, not moved)
-    assert ("replay:6@40" in (tmp_path / "calls").read_text()) is not moved
-    assert said.count("stood still for 0.01 s") == 1 + moved
+def test_ctrl_c_ends_it_and_leaves_nothing_running(tmp_path: Path) -> None:
+    with demo(tmp_path, "--pretend") as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if "starts on GPUs" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        said += process.communicate(timeout=120)[0]
+    assert process.returncode == 130, said
+    assert "the demo was stopped; nothing of it runs any more" in said
+    page = json.loads((tmp_path / "hpcsched-demo/run/status.json").read_bytes())
+    assert page["run"]["state"] != "RUNNING" and all(not job["gpus"] for job in page["jobs"])
+    assert not (tmp_path / "DATA").exists(), "the user's database"
 
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_the_demo_runs_and_tells_what_happened(tmp_path: Path) -> None:
-    """A small one. Whether two slots are faster than one is for the machine to say."""
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    pytest.importorskip("matplotlib")
-    jobs = tmp_path / "jobs.toml"
-    jobs.write_text(JOBS)
-    said = demo(
-        tmp_path,
-        Path(sys.executable).parent,
-        JOBS=str(jobs),
-        PROFILE="--seconds 0.3 --repeats 1 --warmup 0 --no-costs",
-        RUN="--policy-option promote=always",
-        SPEED="400",
-    )
-    run = tmp_path / "demo-run"
-    page = json.loads((run / "run/status.json").read_bytes())
-    assert [(job["name"], job["state"]) for job in page["jobs"]] == [
-        ("small-mlp", "COMPLETED"),
-        ("wide-cnn-a", "COMPLETED"),
-    ]
-    moved = page["jobs"][1]["resizes"] + page["jobs"][1]["suspensions"]
-    assert (PROMOTED in said, NOT_PROMOTED in said) == (moved > 0, moved == 0)
-    assert "GPUs at step" in said.partition(PROMOTED)[2] or not page["jobs"][1]["resizes"]
-    assert (run / "paper").exists() is (moved == 0)
-    assert (run / "gantt.svg").exists()
+def test_it_trains_and_tells_what_that_was_worth(tmp_path: Path) -> None:
+    """A short one. Whether two slots are faster than one is for the machine to say."""
+    for module in ("torch", "matplotlib", "jinja2"):
+        pytest.importorskip(module)
+    process = demo(tmp_path, "--seconds", "12", "--dir", "here")
+    said = process.communicate(timeout=600)[0]
+    assert process.returncode == 0, said
+    assert all(len(line) < 110 for line in said.splitlines())
+    page = json.loads((tmp_path / "here/run/status.json").read_bytes())
+    assert [job["state"] for job in page["jobs"]] == ["COMPLETED"] * 4
+    resized = any(job["resizes"] for job in page["jobs"])
+    assert ("PROMOTED IN PLACE" in said) is resized
+    assert ("No training was promoted" in said) is not resized
+    assert re.search(r"4 trainings in \d+:\d\d; one after the other\s+they\s+take \d+:\d\d: ", said)
+    assert "slot 0 │small-a" in said and "here/report.html" in said
+    assert "<svg" in (tmp_path / "here/report.html").read_text()
+    assert not (tmp_path / "DATA").exists(), "the user's database"
