@@ -40,7 +40,8 @@ def test_examples_parse(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         words = shlex.split(line.removeprefix('eval "$(').removesuffix(')"'))
         assert words[:2] == ["hpcsched", path.split()[0]]
         command: click.Command = cli
-        context, rest = click.Context(cli), words[1:]
+        # With the group's names of --help: a command keeps the option that it made first.
+        context, rest = click.Context(cli, **cli.context_settings), words[1:]
         while isinstance(command, click.Group):
             command = command.get_command(context, rest.pop(0))  # type: ignore[assignment]
         command.make_context(" ".join(words), rest, parent=context)

@@ -55,8 +55,9 @@ def test_an_editor_accepts_the_options_that_the_reader_accepts(kind: str, data: 
 
 
 def test_files_that_ship_are_right_by_the_schemas() -> None:
-    jobs, settings = ROOT.glob("jobscripts/**/*.toml"), ROOT.glob("site-config/*.toml")
-    files = {path: tomllib.loads(path.read_text()) for path in (*jobs, *settings)}
+    folders = ("jobscripts/**", "hpcsched/cli/demo", "site-config")
+    shipped = (path for folder in folders for path in ROOT.glob(f"{folder}/*.toml"))
+    files = {path: tomllib.loads(path.read_text()) for path in shipped}
     assert len(files) >= 9
     for path, table in files.items():
         name = "settings" if path.parent.name == "site-config" else "search" if "space" in table else "jobs"

@@ -15,14 +15,19 @@ from hpcsched import jobfile
 from hpcsched.cli.demo import command, queue
 from hpcsched.cli.demo.live import HIGHLIGHT, progress, told
 from hpcsched.cli.demo.outcome import Stretch, Work, alone_s, best_rates, pace, timeline, value
+from hpcsched.cli.jobs.explain import explain
 from hpcsched.cli.main import cli
 from hpcsched.cli.run.results import result_of
+from hpcsched.cli.run.run import run
+from hpcsched.cli.run.simulate import simulate
+from hpcsched.cli.site.script import script
 from hpcsched.core.actions import Action
 from hpcsched.sim.engine import Simulation
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 SMALL, WIDE = a_profile("small", [100.0, 40.0]), a_profile("wide", [5.0, 8.0])
 PROFILES = {"small": SMALL, "wide": WIDE}
+COMMANDS = {"explain": explain, "run": run, "script": script, "simulate": simulate}
 
 
 def test_its_worth_is_said_and_where_there_is_none_that_is() -> None:
@@ -148,7 +153,4 @@ def test_what_it_says_to_try_next_can_be_typed(speed: float, tmp_path: Path) -> 
     for line in lines:
         program, name, *rest = shlex.split(line)
         assert program == "hpcsched"
-        context = click.Context(cli)
-        found = cli.get_command(context, name)  # type: ignore[attr-defined]
-        assert found is not None
-        found.make_context(name, rest, parent=context)
+        COMMANDS[name].make_context(name, rest, parent=click.Context(cli, **cli.context_settings))
