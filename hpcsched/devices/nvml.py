@@ -361,7 +361,7 @@ class NvmlDevices:
 
     def _energy_j(self, gpu: _Gpu) -> float | None:
         """NVML counts it in millijoules, from Volta on, and of whole GPUs only."""
-        count = self._ask("nvmlDeviceGetTotalEnergyConsumption", gpu.board) if gpu.instance is None else None
+        count = None if gpu.instance else self._ask("nvmlDeviceGetTotalEnergyConsumption", gpu.board)
         return None if count is None else count / 1000
 
     def _recovery(self, gpu: _Gpu) -> int | None:

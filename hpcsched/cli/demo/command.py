@@ -100,8 +100,9 @@ def _run(ctx: click.Context, queue: Queue) -> int:
     from hpcsched.cli.demo.live import InLines, OnTerminal
     from hpcsched.cli.demo.queue import DATABASE, PRETENDED_PROFILES
     from hpcsched.cli.run.last_words import tell_result
+    from hpcsched.cli.run.observers import Display
     from hpcsched.cli.run.results import simulated
-    from hpcsched.cli.run.run import Display, conduct
+    from hpcsched.cli.run.run import conduct
 
     profiles = list(queue.profiles.values())
     expected = simulated(queue.specs, profiles, gpus=queue.gpus, policy="marble", options={})

@@ -119,7 +119,7 @@ class OnTerminal(LiveTable):
         for line in told(self._machine, event, actions, self._unit):
             self.message(line)
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, *, about: str = "") -> None:
         from rich.text import Text
 
         style = "bold green" if text.startswith(HIGHLIGHT) else ""
