@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from hpcsched.cli.common import plural
+from hpcsched.cli.common import say
 from hpcsched.errors import HpcschedError
 from hpcsched.printing import printable
 from hpcsched.store.rundir import RunDir, agent_works
@@ -67,11 +67,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     note: str
 
 
-Draw = Callable[[Sequence[RunDir]], tuple[bytes, str]]
-"""Draws the page of these runs, all of which have begun: as HTML, and what had to be said about it (or "").
-
-Raises NotDrawn.
-"""
+Draw = Callable[[Sequence[RunDir]], bytes]
+"""Draws the page of these runs, all of which have begun, as HTML. Raises NotDrawn."""
 
 
 class LivePage:
@@ -98,10 +95,10 @@ class LivePage:
             begun = [rundir for rundir in self._rundirs if rundir.begun]
             changed = bool(begun) and self._seen != self._drawn
             if changed and self._drawing is None and now >= self._not_before:
-                self._drawn, changed = self._seen, False
                 # A daemon: it must not keep the program from its end.
-                self._drawing = threading.Thread(target=self._make, args=(begun,), daemon=True)
-                self._drawing.start()
+                thread = threading.Thread(target=self._make, args=(begun,), daemon=True)
+                thread.start()  # it waits for the lock at its end
+                self._drawing, self._drawn, changed = thread, self._seen, False
             page = self.page
             return State(
                 page=page.number if page else 0,
@@ -111,22 +108,22 @@ class LivePage:
             )
 
     def _make(self, begun: Sequence[RunDir]) -> None:
-        at, html, trouble = self._clock(), b"", ""
+        at, html, packed, trouble = self._clock(), b"", b"", ""
         try:
-            html, trouble = self._draw(begun)
+            html = self._draw(begun)
             packed = gzip.compress(html, 6)
         except NotDrawn as error:
             trouble = str(error)
         except Exception as error:  # what is shown stays
             trouble = f"no new page: {type(error).__name__}: {error}"
         with self._lock:
-            if html:
+            if packed:
                 number = self.page.number + 1 if self.page else 1
                 self.page = Page(number, html, packed, at)
             else:
                 self._drawn = None
             self._trouble, self._drawing = trouble[:LONGEST_NOTE], None
-            now, least_s = self._clock(), LEAST_PAUSE_S if html else PAUSE_OF_FAILURE_S
+            now, least_s = self._clock(), LEAST_PAUSE_S if packed else PAUSE_OF_FAILURE_S
             self._not_before = now + max(least_s, PAUSE_OF_DRAWING * (now - at))
 
 
@@ -147,14 +144,15 @@ def _absent(rundirs: Sequence[RunDir], begun: Sequence[RunDir]) -> str:
     absent = [str(rundir.root) for rundir in rundirs if rundir not in begun]
     if not absent:
         return ""
-    more = f" and in {plural(len(absent) - 3, 'more directory')}" if len(absent) > 3 else ""
+    more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
     return printable(f"No run has begun in {', '.join(absent[:3])}{more} yet.")
 
 
 class Drawer:
     """Draws pages by `hpcsched report`, each in a process of its own.
 
-    It can be ended, it gives its memory back, and what a limit on CPU time counts is its own.
+    It can be ended, it gives its memory back, and what a limit on CPU time counts is its own. What it says,
+    such as of a file that cannot be read, is said once.
     """
 
     def __init__(self) -> None:
@@ -164,6 +162,7 @@ class Drawer:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
+        self._said = set[str]()
 
     def __enter__(self) -> Self:
         return self
@@ -177,7 +176,7 @@ class Drawer:
                 self._process.wait()
         self._folder.cleanup()
 
-    def __call__(self, rundirs: Sequence[RunDir]) -> tuple[bytes, str]:
+    def __call__(self, rundirs: Sequence[RunDir]) -> bytes:
         """As `Draw`."""
         runs = [str(rundir.root) for rundir in rundirs]
         words = ["report", *runs, "-o", str(self._page), "--kept", str(self._kept)]
@@ -189,6 +188,8 @@ class Drawer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
+                # What is left of a process that was ended goes with the folder.
+                env={**os.environ, "TMPDIR": self._folder.name},
             )
         with suppress(OSError):  # login nodes are for all
             os.setpriority(os.PRIO_PROCESS, process.pid, 10)
@@ -198,10 +199,15 @@ class Drawer:
             process.kill()
             process.communicate()
             raise NotDrawn(f"no new page: it was not drawn within {DRAWN_WITHIN_S:g} s") from None
-        last = printable(said.rpartition("\n")[2].removeprefix("hpcsched: "))
+        lines = said.splitlines()
         if process.returncode:
-            raise NotDrawn(f"no new page: {last or f'exit code {process.returncode}'}")
+            why = lines[-1].removeprefix("hpcsched: ") if lines else f"exit code {process.returncode}"
+            raise NotDrawn(printable(f"no new page: {why}"))
+        for line in lines:
+            if line not in self._said:
+                say(line, err=True)
+        self._said.update(lines)
         try:
-            return self._page.read_bytes(), last
+            return self._page.read_bytes()
         except OSError as error:
             raise NotDrawn(f"no new page: {error}") from error
