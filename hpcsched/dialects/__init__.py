@@ -5,7 +5,7 @@ command is a `core.model.Restart`. Nothing of a framework or of a user's program
 """
 
 from hpcsched.dialects.checkpoint import all_done, step_of
-from hpcsched.dialects.pattern import step_pattern
+from hpcsched.dialects.pattern import number_pattern, step_pattern
 from hpcsched.dialects.progress import Reader, Report, matching, progress_of
 from hpcsched.dialects.table import NAMES, recognise, restart_of, what_was_recognised, why_not
 
@@ -19,6 +19,7 @@ __all__ = [
     "recognise",
     "restart_of",
     "step_of",
+    "number_pattern",
     "step_pattern",
     "what_was_recognised",
     "why_not",
