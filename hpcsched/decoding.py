@@ -8,6 +8,7 @@ is built.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import stat
@@ -92,6 +93,32 @@ def read_tail(path: Path, most_bytes: int) -> str:
         return file.read(most_bytes).decode(errors="replace")
 
 
+def last_lines(path: Path, most_bytes: int) -> list[str]:
+    """The lines in the last `most_bytes` of a regular file, without one that begins before; a carriage return
+    ends one too, as progress bars have it. Raises OSError, BadInput."""
+    with opened(path) as (file, about):
+        before = about.st_size - most_bytes
+        file.seek(max(0, before))
+        lines = file.read(most_bytes).decode(errors="replace").replace("\r", "\n").split("\n")
+    return lines[1:] if before > 0 else lines
+
+
+def decode_object(data: bytes, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """A JSON object as Python's own `json` writes it: NaN and Infinity, which JSON does not have, are None.
+    Raises BadInput."""
+    if len(data) > most_bytes:
+        raise BadInput(f"longer than {most_bytes} bytes")
+    if is_deeper(data, MOST_DEPTH):
+        raise BadInput(f"more than {MOST_DEPTH} tables and lists within each other")
+    try:
+        table = _LENIENT.decode(data.decode())
+    except _EXPECTED as error:
+        raise BadInput(said(error)) from error
+    if not isinstance(table, dict):
+        raise BadInput("an object is expected")
+    return table
+
+
 def read_file(
     path: Path, *, most_bytes: int = MOST_BYTES, follow: bool = True, owner: int | None = None
 ) -> bytes:
@@ -146,5 +173,7 @@ def not_json(value: Any, depth: int = 1) -> Any:
             return None if math.isfinite(value) else value
     return value
 
+
+_LENIENT = json.JSONDecoder(parse_constant=lambda word: None)
 
 _EXPECTED = (msgspec.MsgspecError, ValueError, TypeError, RecursionError, OverflowError)

@@ -84,16 +84,16 @@ FindShared = Callable[[str], Sequence[SharedUse]]
 class RunRequest:
     """The arguments of `hpcsched run`.
 
-    `policy` None: the policy of the run's earlier life, else marble. `grace_s` is the least time,
-    in real seconds, that a worker has to save before it is ended by force. `margin_s` is kept before the
-    end of the allocation besides what saving is known to take. `interface` is the network interface (or
-    address) that hosts meet on, `checkpoints` a directory to use for them instead of the run directory,
-    `standbys` the most warm processes that wait on a host, None for none at all (see `LocalLauncher`).
-    `cpus_per_gpu` cores are kept for the jobs of each GPU: the others are for jobs that need none.
-    `release_idle_s`: seconds after which a host that nothing can use any more is given back; None: none is.
-    `stay_s`: seconds that the agent stays with nothing to do, inf: until it is drained; None: it leaves.
-    `environment`: of jobs that name none. `source` gives more jobs as the run goes on. `update`: what `jobs`,
-    read in `workdir`, say of jobs that the run has already is taken; else it keeps its own.
+    `policy` None: the policy of the run's earlier life, else marble. `grace_s` is the least time, in real
+    seconds, that a worker has to save before it is ended by force. `margin_s` is kept before the end of the
+    allocation besides what saving is known to take. `interface` is the network interface (or address) that
+    hosts meet on, `checkpoints` a directory to use for them instead of the run directory, `standbys` the most
+    warm processes that wait on a host, None for none at all (see `LocalLauncher`). `cpus_per_gpu` cores are
+    kept for the jobs of each GPU: the others are for jobs that need none. `release_idle_s`: seconds after
+    which a host that nothing can use any more is given back; None: none is. `stay_s`: seconds that the agent
+    stays with nothing to do, inf: until it is drained; None: it leaves. `environment`: of jobs that name
+    none. `source` gives more jobs as the run goes on, all `like` one. `update`: what `jobs`, read in
+    `workdir`, say of jobs that the run has already is taken; else it keeps its own.
     """
 
     dir: Path
@@ -116,6 +116,7 @@ class RunRequest:
     stay_s: float | None = None
     environment: PythonEnvironment | None = None
     source: FindJobs | None = None
+    like: JobSpec | None = None
     metrics_file: Path | None = None
 
 
@@ -421,10 +422,9 @@ def _check_environments(request: RunRequest, jobs: Sequence[JobSpec], hosts: Hos
     """Raises BadEnvironment where jobs, or those of the source, could not start on this host."""
     if hosts.interpreters is None or hosts.stand_ins:
         return  # node agents find out on their hosts
-    for job in hosts.interpreters.unlike(jobs, request.environment):
+    like = (request.like,) if request.like else ()
+    for job in hosts.interpreters.unlike((*jobs, *like), request.environment):
         hosts.interpreters.check(job, request.environment)
-    if request.source is not None:
-        hosts.interpreters.trainers(request.environment)
 
 
 def _edits(request: RunRequest, machine: Machine, admission: Admission, hosts: Hosts) -> JobEdits:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 MOST = 64
@@ -13,18 +12,6 @@ MOST = 64
 
 LONGEST = 50
 """Characters of a name that is made here: there is room for a number."""
-
-
-def program(words: Sequence[str]) -> str:
-    """The name of a command's program: of a script behind its interpreter, the script's."""
-    first, *rest = words
-    if re.fullmatch(r"python[\d.]*|bash|sh", Path(first).name):
-        if "-m" in rest[:-1]:
-            return rest[rest.index("-m") + 1].rpartition(".")[2]
-        script = next((word for word in rest if not word.startswith("-")), "")
-        if script.endswith((".py", ".sh")):
-            return Path(script).stem
-    return Path(first).name
 
 
 def function(called: Any) -> str:

@@ -21,6 +21,7 @@ from hpcsched.client import display, functions, names, waiting
 from hpcsched.client.job import Job
 from hpcsched.client.keys import Keys
 from hpcsched.client.requests import LOOKS_EVERY_S, StillThere, ask, leave, names_in, wait_for
+from hpcsched.dialects.command import program_name
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
 from hpcsched.printing import suggestion
 from hpcsched.store import run_folders
@@ -368,4 +369,6 @@ def _stem(what: Any, table: dict[str, Any]) -> str:
     """A name for jobs that were given none."""
     if what is None:
         return names.fit(str(table.get("trainer", "job")).rpartition(":")[2])
-    return names.fit(names.function(what) if callable(what) else names.program([str(word) for word in what]))
+    if callable(what):
+        return names.fit(names.function(what))
+    return names.fit(program_name([str(word) for word in what]))

@@ -78,6 +78,18 @@ class Call:
 _YES, _NO = frozenset({"true", "1", "yes", "y", "t"}), frozenset({"false", "0", "no", "n", "f"})
 
 
+def program_name(command: Sequence[str]) -> str:
+    """The name of a command's program: of a script behind its interpreter, the script's."""
+    first, *rest = command
+    if re.fullmatch(r"python[\d.]*|bash|sh", Path(first).name):
+        if "-m" in rest[:-1]:
+            return rest[rest.index("-m") + 1].rpartition(".")[2]
+        script = next((word for word in rest if not word.startswith("-")), "")
+        if script.endswith((".py", ".sh")):
+            return Path(script).stem
+    return Path(first).name
+
+
 def call_of(command: Sequence[str], workdir: Path) -> Call:
     """What a command calls: `python`, `torchrun` or `accelerate launch` with a script, or `python -m`.
 

@@ -51,7 +51,7 @@ def expanded(table: Mapping[str, Any], *, where: str, place: str) -> Iterator[di
     if (number := prod(map(len, values.values()))) > MOST:
         schema.refuse(where, f"{place}.matrix", f"{number} jobs", f"at most {MOST}")
     for key in values:
-        if not _mentions(rest, f"{{{key}}}"):
+        if not mentions(rest, key):
             accepted = f"{{{key}}} in a text of the job, such as its command or args"
             schema.refuse(where, f"{place}.matrix.{key}", "used nowhere", accepted)
     yield from _made(rest, values, at_once)
@@ -72,7 +72,7 @@ def _made(
     ]
     for index, one in enumerate(chosen, 1):
         one["index"] = index
-    names = [_ODD.sub("-", _filled(str(template), one)) for one in chosen]
+    names = [_ODD.sub("-", filled_text(str(template), one)) for one in chosen]
     unlike = len(set(names)) == len(names) and all(NAME.fullmatch(name) for name in names)
     for one, name in zip(chosen, names, strict=True):
         ending = f"-{one['index']}"
@@ -108,7 +108,7 @@ def numbered(
 def _one(
     rest: Mapping[str, Any], chosen: Mapping[str, Any], *, name: str, array: str, at_once: Any
 ) -> dict[str, Any]:
-    table = {key: _with(value, chosen, typed=key not in _TEXTS) for key, value in rest.items()}
+    table = filled(rest, chosen)
     table.setdefault("model", array)
     table["name"], table["array"] = name, {"name": array, "index": chosen["index"]}
     if at_once is not None:
@@ -159,12 +159,18 @@ def range_of(text: str) -> list[Any] | None:
     return [str(number).zfill(len(found[1])) for number in numbers] if padded else list(numbers)
 
 
-def _mentions(value: Any, what: str) -> bool:
+def mentions(value: Any, key: str) -> bool:
+    """Whether there is a place for `key` in any text of a job's tables and lists."""
     if isinstance(value, str):
-        return what in value
+        return any(found["key"] == key for found in _PLACES.finditer(value))
     if isinstance(value, dict):
-        return any(_mentions(one, what) for one in value.values())
-    return isinstance(value, list) and any(_mentions(one, what) for one in value)
+        return any(mentions(one, key) for one in value.values())
+    return isinstance(value, list) and any(mentions(one, key) for one in value)
+
+
+def filled(table: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's table with these values in their places."""
+    return {key: _with(value, chosen, typed=key not in _TEXTS) for key, value in table.items()}
 
 
 def _with(value: Any, chosen: Mapping[str, Any], *, typed: bool) -> Any:
@@ -176,10 +182,10 @@ def _with(value: Any, chosen: Mapping[str, Any], *, typed: bool) -> Any:
         return value
     if typed and value[:1] + value[-1:] == "{}" and value[1:-1] in chosen:
         return chosen[value[1:-1]]
-    return _filled(value, chosen)
+    return filled_text(value, chosen)
 
 
-def _filled(text: str, chosen: Mapping[str, Any]) -> str:
+def filled_text(text: str, chosen: Mapping[str, Any]) -> str:
     """The text with {key} replaced, and {{key}} by {key}; other braces stay, as shells and awk have them."""
 
     def value(found: re.Match[str]) -> str:

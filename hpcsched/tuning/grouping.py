@@ -29,6 +29,7 @@ def packs_of(jobs: Sequence[RungJob], search: Search, *, devices: int) -> dict[s
         limits=PackLimits(),
         devices=devices,
         axes=axes_of(search),
+        threshold=search.knn_threshold,
         seed=search.seed,
     )
     return {member.name: pack[0].name for pack in STRATEGIES[search.packing](problem) for member in pack}

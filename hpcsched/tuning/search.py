@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcsched import jobfile
 from hpcsched.contract import schema
-from hpcsched.core.model import PythonEnvironment
+from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError
+from hpcsched.planning.packing.problem import MAX_KNN_DISTANCE
+from hpcsched.tuning import command
 from hpcsched.tuning.asha import ladder
 from hpcsched.tuning.hyperband import Bracket, brackets, halving
 from hpcsched.tuning.space import Space, parse_space
@@ -23,15 +25,20 @@ AS_THEY_COME = ("off", "auto")
 """Those of them that need not know all trainings of a rung beforehand."""
 
 DEFAULTS = ("env", "retries", "checkpoint_every", *jobfile.ENVIRONMENTS, *jobfile.NEEDS)
-"""Keys of a job that [defaults] may give to all jobs of a search."""
+"""Keys of a job that [defaults] may give to all jobs of a search; to programs also those of `command`."""
 
 MOST_TRIALS = 100_000
 
 KEYS = {
     "schema": schema.whole("1", 1, 1),
     "trainer": schema.text('"package.module:Name"'),
-    "metric": schema.text("the name of a number in what the trainer's evaluate returns"),
+    "command": schema.many(schema.text(""), "a list of a program and its arguments, each a text", least=1),
+    "metric": schema.text(
+        "the name of a number in what the trainer's evaluate returns, or the program tells"
+    ),
     "mode": schema.one_of("max", "min"),
+    "result": schema.text("a pattern with parentheses where the metric stands, such as 'accuracy: (.+)'"),
+    "result_file": schema.text('the name of a JSON file with the metric, such as "{dir}/result.json"'),
     "R": schema.number("the largest budget of one trial, at least 1", minimum=1, maximum=schema.LARGEST),
     "eta": schema.number(
         "a number above 1, such as 3: one trial in so many goes on",
@@ -50,6 +57,7 @@ KEYS = {
     "seed": schema.whole("a whole number of 64 bits", -(2**63), 2**63 - 1),
     "packing": schema.one_of(*PACKINGS),
     "against": schema.one_of(*PACKINGS),
+    "knn_threshold": schema.number("the largest distance of neighbours, 0 or more", minimum=0),
     "exact": schema.flag(),
     "architecture": schema.many(
         schema.text("the name of an argument"),
@@ -62,28 +70,33 @@ KEYS = {
     "space": schema.table("a table of what may be chosen"),
 }
 
-NEEDED = ("schema", "trainer", "metric", "mode", "R", "space")
+NEEDED = ("schema", "metric", "mode", "R", "space")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """What to search, and how: a search file's content.
 
-    `R` is the largest budget of one trial, in `unit`. `args` are the trainer's arguments that all trials
-    share, `defaults` keys of a job, as written, for all jobs. `trials`: how many to try (None: as many as the
-    method makes). `budget`: how much all trials together may train, in `unit` (None: no bound), and
-    `parallel`: how many of their jobs may be unfinished at once (None: as many as there is room for), both
-    with method asha. `against`: with which packing to search once more, to compare. `exact`: each training
-    gives to the last bit what it gives alone, in whatever pack it is. `architecture`: the arguments
-    in the space that make another model; trials in which all others differ only may be computed as one
-    (empty: not known). `checkpoints`: whose are kept. `where`: the file, for errors.
+    It has a `trainer` or a `command`, whose metric is what `result` finds in its output, or in the file
+    `result_file` (neither: what it tells by the contract). `R` is the largest budget of one trial, in `unit`.
+    `args` are the arguments that all trials share, `defaults` keys of a job, as written, for all jobs.
+    `trials`: how many to try (None: as many as the method makes). `budget`: how much all trials together may
+    train, in `unit` (None: no bound), and `parallel`: how many of their jobs may be unfinished at once (None:
+    as many as there is room for), both with method asha. `against`: with which packing to search once more,
+    to compare. `knn_threshold`: how far from the first of its pack a trial may be, with packing knn. `exact`:
+    each training gives to the last bit what it gives alone, in whatever pack it is. `architecture`: the
+    arguments in the space that make another model; trials in which all others differ only may be computed as
+    one (empty: not known). `checkpoints`: whose are kept. `where`: the file, for errors.
     """
 
-    trainer: str
     metric: str
     mode: str
     R: float
     space: Space
+    trainer: str = ""
+    command: tuple[str, ...] = ()
+    result: str | None = None
+    result_file: str | None = None
     method: str = "hyperband"
     eta: float = 3
     unit: str = "epochs"
@@ -93,6 +106,7 @@ class Search:
     budget: float | None = None
     parallel: int | None = None
     against: str | None = None
+    knn_threshold: float = MAX_KNN_DISTANCE
     exact: bool = True
     architecture: tuple[str, ...] = ()
     checkpoints: str = "best"
@@ -105,7 +119,7 @@ class Search:
 
         Raises ConfigError where they cannot be, or are too many.
         """
-        whole = self.unit == "steps"
+        whole = self.unit == "steps" or bool(self.command)
         match self.method:
             case "hyperband":
                 plan = brackets(self.R, self.eta, whole=whole, where=self.where)
@@ -155,10 +169,11 @@ def parse_search(text: str, *, where: str) -> Search:
     except (ValueError, RecursionError) as error:
         raise ConfigError(where=where, got=f"not valid TOML: {error}", accepted="TOML") from error
     schema.check(table, KEYS, where=where, needed=NEEDED)
+    _check_kind(table, where)
+    defaults = (*DEFAULTS, *command.DEFAULTS) if "command" in table else DEFAULTS
     for key in table.get("defaults", {}):
-        if key not in DEFAULTS:
-            schema.refuse(where, f"defaults.{key}", "unknown key", ", ".join(DEFAULTS))
-    _check_job(table, where)
+        if key not in defaults:
+            schema.refuse(where, f"defaults.{key}", "unknown key", ", ".join(defaults))
     space = parse_space(table["space"], where=where)
     for name in table.get("args", {}).keys() & table["space"].keys():
         schema.refuse(
@@ -167,28 +182,66 @@ def parse_search(text: str, *, where: str) -> Search:
     table["space"] = space
     if "architecture" in table:
         table["architecture"] = _architecture(table["architecture"], space, where)
+    if "command" in table:
+        table |= {"command": tuple(table["command"]), "packing": "off"}
     del table["schema"]
     search = Search(where=where, **table)
+    for job in _examples(search):
+        _check_job(job, search)
     _check_method(search, where)
     for key in ("packing", "against"):
         check_packing(search, getattr(search, key), where=where, key=key)
+    if "knn_threshold" in table and "knn" not in (search.packing, search.against):
+        schema.refuse(
+            where, "knn_threshold", repr(search.knn_threshold), 'only with packing or against "knn"'
+        )
     search.brackets()
+    if search.command:
+        command.check(search)
     return search
 
 
 def check_packing(search: Search, packing: str | None, *, where: str, key: str = "") -> None:
-    """Refuse packs that are chosen for a whole rung where a method does not know one beforehand."""
+    """Refuse packs that are chosen for a whole rung where a method does not know one beforehand, and packs of
+    programs."""
     if search.method == "asha" and packing not in (None, *AS_THEY_COME):
         accepted = f"{' or '.join(AS_THEY_COME)} with method asha: a rung's trainings are not known before"
         schema.refuse(where, key, repr(packing), accepted)
+    if search.command and packing not in (None, "off"):
+        schema.refuse(where, key, repr(packing), _NOT_PACKED)
 
 
-def environment_of(search: Search) -> PythonEnvironment | None:
-    """What its [defaults] say of the trials' environment."""
-    named = {key: word for key, word in search.defaults.items() if key in jobfile.ENVIRONMENTS}
-    table = {"name": "trial", "trainer": search.trainer, **named}
-    spec = jobfile.spec_of(table, where=search.where, place="", workdir=Path.cwd(), user="")
-    return spec.environment
+def example_of(search: Search) -> JobSpec:
+    """A job like those of the search, such that what is wrong for all of them is found before any starts."""
+    table = next(_examples(search))
+    return jobfile.spec_of(table, where=search.where, place="", workdir=Path.cwd(), user="")
+
+
+def _examples(search: Search) -> Iterator[dict[str, Any]]:
+    """Tables of jobs that are right if those of all trials are."""
+    if search.command:
+        return command.examples(search)
+    return iter([{"name": "trial", "trainer": search.trainer, "args": search.args, **search.defaults}])
+
+
+_NOT_PACKED = (
+    'only with a trainer: programs share a GPU with gpus = "share", or a part such as 0.25, in [defaults]'
+)
+
+
+def _check_kind(table: Mapping[str, Any], where: str) -> None:
+    """Refuse what has no trainer and no command, or both, or keys of the other."""
+    if "command" not in table and "trainer" not in table:
+        schema.refuse(where, "trainer", "missing", f"{KEYS['trainer'].words}; or `command`, a program")
+    if "command" in table and "trainer" in table:
+        schema.refuse(where, "command", "a trainer too", "exactly one of trainer and command")
+    for key in command.TRAINERS_ONLY if "command" in table else ():
+        if key in table:
+            schema.refuse(where, key, repr(table[key]), _NOT_PACKED)
+    for key in command.RESULTS if "trainer" in table else ():
+        if key in table:
+            accepted = "only with a command: what a trainer's evaluate returns is known"
+            schema.refuse(where, key, repr(table[key]), accepted)
 
 
 def _check_method(search: Search, where: str) -> None:
@@ -217,13 +270,11 @@ def _architecture(names: list[str], space: Space, where: str) -> tuple[str, ...]
     return tuple(name for name in finite if name in names)
 
 
-def _check_job(table: Mapping[str, Any], where: str) -> None:
+def _check_job(job: Mapping[str, Any], search: Search) -> None:
     """Refuse what no job may have, in the words of job files: each trial will be such a job."""
-    defaults = table.get("defaults", {})
-    job = {"name": "trial", "trainer": table["trainer"], "args": table.get("args", {}), **defaults}
     try:
-        jobfile.parse({"schema": 1, "job": [job]}, where=where, workdir=Path())
+        jobfile.parse({"schema": 1, "job": [job]}, where=search.where, workdir=Path())
     except ConfigError as error:
         key = error.key.removeprefix("job trial.")
-        inside = "defaults." if re.split(r"[.\[]", key)[0] in defaults else ""
-        schema.refuse(where, inside + key, error.got, error.accepted)
+        inside = "defaults." if re.split(r"[.\[]", key)[0] in search.defaults else ""
+        schema.refuse(search.where, inside + key, error.got, error.accepted)

@@ -8,6 +8,7 @@ final, and so does not depend on the order in which they end; `asynchronous` doe
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from hpcsched.tuning.search import Search
 class RungJob:
     """One job of a search: train `trial` up to `budget` (epochs or steps in all, as the search's unit says).
 
-    `args` are the trainer's, fixed and chosen. It goes on from the newest checkpoint of the job `continues`
-    (None: it starts anew).
+    `args` are fixed and chosen. It goes on from the newest checkpoint of the job `continues` (None: it starts
+    anew); what a program goes on from is its own affair.
     """
 
     name: str
@@ -35,7 +36,8 @@ class RungJob:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What is known of a job: its final state (None: not finished), and what its trainer's evaluate said."""
+    """What is known of a job: its final state (None: not finished), and what its trainer's evaluate said, or
+    its program."""
 
     state: Literal["completed", "failed", "cancelled"] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -45,6 +47,8 @@ Outcomes = Mapping[str, TrialOutcome]
 """By the name of the job. A job that is not in it is not finished; names of other jobs are ignored."""
 
 UNKNOWN = TrialOutcome()
+
+_NAME = re.compile(r"t([0-9]{4,18})-b([0-9]{1,4})-r([0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +96,12 @@ class TrialProgress:
 def job_name(trial: int, bracket: int, rung: int) -> str:
     """The name of a trial's job: trial and rung count from 0, the bracket is Hyperband's s."""
     return f"t{trial:04d}-b{bracket}-r{rung}"
+
+
+def place_of(name: str) -> tuple[int, int, int] | None:
+    """Trial, bracket and rung of a job by its name; None: it is none of a search."""
+    found = _NAME.fullmatch(name)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
 class JobSource(ABC):

@@ -17,6 +17,7 @@ from hpcsched import jobfile
 from hpcsched.accounts import user_name
 from hpcsched.client import names
 from hpcsched.core.model import JobSpec
+from hpcsched.dialects.command import program_name
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile import matrix
 
@@ -81,7 +82,7 @@ def of_command(
         raise ConfigError(
             where="--name", got=f"{name}: the run has an array of this name", accepted="another"
         )
-    base = names.fit(names.program(words))
+    base = names.fit(program_name(words))
     stems = names.numbered(base, both) if numbered else [base]
     for stem in [name] if name else stems:
         job: dict[str, Any] = {"name": stem, **keys, "command": list(words)}

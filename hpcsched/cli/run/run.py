@@ -207,6 +207,7 @@ def conduct(
     quiet: bool,
     as_json: bool,
     source: FindJobs | None = None,
+    like: JobSpec | None = None,
     display: Callable[[Machine], Display] | None = None,
     check: Callable[[Machine], None] | None = None,
     report: Callable[[Any], int] | None = None,
@@ -223,10 +224,10 @@ def conduct(
 
     `jobs` is a job file, `made` are jobs of a command line. `command` is the command that asks, and `root`
     the directory to give it next time, if not this run's.
-    `source` gives more jobs, `display` shows what happens, `check` raises when there is
-    no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it returns
-    the exit code of a run without work left. `keep` puts more of it into the database. `update`: what the job
-    file says of jobs that the run has is taken. `environment`: that of jobs that name none.
+    `source` gives more jobs, all of them `like` this one, `display` shows what happens, `check` raises when
+    there is no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it
+    returns the exit code of a run without work left. `keep` puts more of it into the database. `update`: what
+    the job file says of jobs that the run has is taken. `environment`: that of jobs that name none.
     `notify`: who is told of what.
     """
     from hpcsched.agent import start
@@ -303,6 +304,7 @@ def conduct(
         stay_s=stay_s,
         environment=environment,
         source=source,
+        like=like,
         metrics_file=_checked(metrics_file) if metrics_file else None,
     )
     with observers:

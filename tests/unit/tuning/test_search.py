@@ -95,7 +95,13 @@ ASHA = 'method = "asha"\n'
 BIG = "[space]\nn = { int = [1, 1000000] }\n"
 CASES = [
     ("unreadable TOML", "schema = [", "", "not valid TOML", "TOML"),
-    ("unknown key", GOOD + "patience = 3\n" + SPACE, "patience", "unknown key", "schema, trainer, metric"),
+    (
+        "unknown key",
+        GOOD + "patience = 3\n" + SPACE,
+        "patience",
+        "unknown key",
+        "schema, trainer, command, metric",
+    ),
     ("a key over two lines", '"a\\nb" = 1\n' + GOOD + SPACE, "'a\\nb'", "unknown key", "schema"),
     *(
         (f"no {key}", without(key) + SPACE, key, "missing", accepted)

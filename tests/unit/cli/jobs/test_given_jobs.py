@@ -13,8 +13,8 @@ from rundirs import a_home
 from hpcsched.agent.inbox import Inbox
 from hpcsched.cli.jobs.given_jobs import exported, is_job_file, of_command
 from hpcsched.cli.main import cli
-from hpcsched.client.names import program
 from hpcsched.core.model import JobSpec
+from hpcsched.dialects.command import program_name
 from hpcsched.errors import ConfigError
 from hpcsched.store.rundir import RunDir
 
@@ -40,8 +40,8 @@ def made(*words: str, **rest: Any) -> tuple[JobSpec, ...]:
         (["torchrun", "train.py"], "torchrun"),
     ],
 )
-def test_a_job_is_named_after_its_program(words: list[str], name: str) -> None:
-    assert program(words) == name and made(*words)[0].name == name
+def test_a_job_is_named_after_its_program_name(words: list[str], name: str) -> None:
+    assert program_name(words) == name and made(*words)[0].name == name
 
 
 def test_a_name_that_is_taken_gets_a_number_for_all_of_its_array() -> None:

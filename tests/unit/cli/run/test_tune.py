@@ -9,13 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from hpcsched.cli.main import cli
-from hpcsched.cli.run.tune import SearchDisplay, _adapter, trial_table
+from hpcsched.cli.run.search_display import SearchDisplay
+from hpcsched.cli.run.search_result import _adapter, trial_table
 from hpcsched.core.events import WorkersExited
 from hpcsched.errors import HpcschedError
 from hpcsched.report.trials import trials_svg
 from hpcsched.testing.builders import Driver, a_job
 from hpcsched.tuning import TrialOutcome, Tuning, parse_search
-from hpcsched.tuning.feeding import Feeder
+from hpcsched.tuning.feeding import Feeder, Trials
 
 SEARCH = """
 schema = 1
@@ -110,7 +111,7 @@ def test_progress_is_told_rung_by_rung_and_best_by_best(tmp_path, capsys):
     search = parse_search(SEARCH.replace("R = 9", 'R = 9\nmethod = "halving"\ntrials = 9'), where="s.toml")
     source = Tuning(search)
     driver, feed = Driver(gpus=20), Feeder(source, workdir=tmp_path)
-    view = SearchDisplay(driver.machine, source, quiet=False)
+    view = SearchDisplay(driver.machine, source, Trials(), quiet=False)
 
     def go_on(value):
         new = feed(driver.machine)
