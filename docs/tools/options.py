@@ -12,7 +12,7 @@ from hpcsched.contract.schema import Accepted, options_of, required, whole
 from hpcsched.contract.strategies import KINDS, Strategy
 from hpcsched.jobfile import matrix
 from hpcsched.policy import POLICIES
-from hpcsched.tuning import search
+from hpcsched.tuning import command, search
 from hpcsched.tuning.space import KINDS as AXES
 
 _NUMBERS = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
@@ -79,7 +79,8 @@ def searches() -> str:
     axis = {"anyOf": [_table({kind: axes[kind]}, [kind]) for kind in axes]}
     keys = _properties(search.KEYS)
     keys["space"] = {**keys["space"], "additionalProperties": axis}
-    keys["defaults"] = {**keys["defaults"], **_table({key: job[key] for key in search.DEFAULTS})}
+    named = (*search.DEFAULTS, *command.DEFAULTS)
+    keys["defaults"] = {**keys["defaults"], **_table({key: job[key] for key in named})}
     return _file("hpcsched search file", keys, search.NEEDED)
 
 

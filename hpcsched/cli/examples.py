@@ -73,7 +73,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "plan pack": ("hpcsched plan pack costs.json",),
     "plan ps": ("hpcsched plan ps nearchus-a --cpus 8",),
     "plan vsw": ("hpcsched plan vsw costs.json --global-batch 256",),
-    "tune": ("hpcsched tune search.toml",),
+    "tune": (
+        "hpcsched tune search.toml",
+        "hpcsched tune search.toml --devices cpu:2 --learning-curves curves.svg",
+        "hpcsched tune search.toml --resume",
+    ),
     "script": (
         "hpcsched script slurm jobs.toml --time 4h --gpus-per-node 4 -o job.sbatch",
         "hpcsched script lsf jobs.toml --time 4h --gpus-per-node 4 -o job.lsf",

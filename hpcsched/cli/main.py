@@ -23,7 +23,7 @@ _GROUPS = {
         "submit": ("jobs.control:submit", "Put jobs into a run, running now or next."),
         "drain": ("jobs.control:drain", "Save all jobs and stop the run."),
         "clean": ("run.clean:clean", "What runs that are over have left on disk; removes what you ask for."),
-        "tune": ("run.tune:tune", "Search hyperparameters: Hyperband, several trials trained as one."),
+        "tune": ("run.tune:tune", "Search hyperparameters of a program or a trainer: Hyperband, ASHA."),
     },
     "Look": {
         "status": ("jobs.status:status", "The run's jobs, like squeue; --all lists your runs."),

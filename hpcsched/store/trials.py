@@ -124,7 +124,7 @@ class ProgramTrials(Trials):
             raise BadInput(f"{path}: {error.strerror}") from error
         lines = [line for line in lines if line.strip() and not line.startswith(files.ATTEMPT_MARK)]
         for line in reversed(lines):
-            if (value := self._pattern.last(line)) is not None:
+            if (value := self._pattern.last(line.rstrip())) is not None:
                 return value
         last = f"its last line is {printable(lines[-1])[:_MOST_SHOWN]!r}" if lines else "nothing is in it"
         raise BadInput(f"nothing like {self._search.result!r} in {path} ({last})")

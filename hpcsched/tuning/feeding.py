@@ -120,6 +120,8 @@ class Feeder:
         as one gain more by being the same, and of those the longest begins, so that others are there with it
         for as long as can be."""
         search, own = self.source.search, self.source.search.architecture
+        if search.command:
+            return job.rung, job.trial
         axes = [axis for axis in search.space.axes() if axis.values and not own]
         axes += [axis for axis in search.space.axes() if own and axis.name in (*own, *BATCH_KEYS)]
         batch_first = search.exact or not own

@@ -59,7 +59,7 @@ def tune(
     learning_curves: Path | None,
     **options: Any,
 ) -> int:
-    """Search the space in SEARCH.toml: Hyperband or ASHA; trials train as one where there are more than GPUs.
+    """Search the space in SEARCH.toml by Hyperband or ASHA: options of a program, or arguments of a trainer.
 
     Each trial of a rung is a job of the run (status, logs and explain know it); a search that was stopped or
     killed goes on with --resume. See docs/tuning.md.

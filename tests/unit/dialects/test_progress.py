@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import pickle
 import re
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from hpcsched.agent.job_folder import mark_attempt
 from hpcsched.core.model import JobSpec, Kind, Restart
-from hpcsched.dialects import all_done, matching, progress_of, step_of, step_pattern
+from hpcsched.dialects import all_done, matching, number_pattern, progress_of, step_of, step_pattern
 from hpcsched.dialects.pattern import MOST_LINE
 from hpcsched.errors import BadInput
 
@@ -94,6 +95,41 @@ def test_no_pattern_takes_long() -> None:
     for line in ("a1" * (MOST_LINE // 2), "1" + "a" * (MOST_LINE - 1)):
         assert step_pattern(r".*.*.*.*.*a*a*a*a*[a1]*(\d+)z*z").find(line) is None
     assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line", "number"),
+    [
+        (r"accuracy[=:] *([0-9.eE+-]+)", "epoch 3: accuracy: 0.93, loss 2", 0.93),
+        (r"loss (.+)", "loss 1 loss -2.5e-3", -0.0025),
+        (r"loss-(\S+)", "loss-0.5", 0.5),
+        (r"^\(val\) (\d+)%$", "(val) 93.5%", 93.5),
+        (r"acc=(.*)$", "acc=1.", 1.0),
+        (r"took (.+)\.", "took 3.", 3.0),
+        (r"v(.)", "finance v1e3x", 1000.0),
+        (r"v (.)", "v none, v nano", None),
+        (r"v (.)", "v 1e999", math.inf),
+        (r"v (.)", "v -inf", -math.inf),
+        (r"x(.)", "no number", None),
+        (r"x(.)", " " * MOST_LINE + "x1", None),
+    ],
+)
+def test_a_pattern_for_any_number_finds_the_last_that_fits(
+    pattern: str, line: str, number: float | None
+) -> None:
+    assert number_pattern(pattern).last(line) == number
+
+
+def test_of_a_training_that_diverged_no_earlier_number_is_found() -> None:
+    assert math.isnan(number_pattern("loss (.+)").last("loss 0.5 loss NaN") or 0.0)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "loss", "(a)(b)", "(a|b)x+?", "(?i)loss (.)", "l{2}(.)", "()", "l(()"]
+)
+def test_patterns_without_one_place_for_a_number_are_refused(pattern: str) -> None:
+    with pytest.raises(BadInput):
+        number_pattern(pattern)
 
 
 # --- output ---------------------------------------------------------------------------------------

@@ -225,6 +225,20 @@ def test_with_a_strategy_of_the_paper_s_every_training_is_told_its_pack(packing)
     assert [spec.strategy for spec in feed(Driver(gpus=2).machine)] == [spec.strategy for spec in new]
 
 
+def test_the_threshold_says_how_far_apart_members_of_a_pack_may_be():
+    def packs(line):
+        rest = f'packing = "knn"\nmethod = "random"\ntrials = 40\narchitecture = ["width"]\n{line}'
+        text = SEARCH.format(rest=rest) + "width = { choice = [1, 2, 3, 4, 5, 6, 7, 8] }\n"
+        found = {}
+        for spec in submit(Driver(gpus=2), Feeder(source_of(parse_search(text, where="s")), workdir=Path())):
+            found.setdefault(spec.strategy["pack"], set()).add(spec.args["width"])
+        return [max(widths) - min(widths) for widths in found.values()]
+
+    assert max(packs("")) > 2, "more than one place to either side"
+    assert max(packs("knn_threshold = 1")) in (1, 2), "one place to either side of the first"
+    assert set(packs("knn_threshold = 0")) == {0}
+
+
 @pytest.mark.parametrize(
     ("rest", "trainings"),
     [

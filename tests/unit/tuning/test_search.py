@@ -120,6 +120,8 @@ CASES = [
     ("schema", GOOD.replace("schema = 1", "schema = true") + SPACE, "schema", "True", "1"),
     ("trainer", GOOD.replace(":Digits", "") + SPACE, "trainer", "'hpcsched.examples.digits'", "module:Name"),
     ("trainer as a number", without("trainer") + "trainer = 3\n" + SPACE, "trainer", "3", "module:Name"),
+    ("threshold", GOOD + "knn_threshold = 1\n" + SPACE, "knn_threshold", "1", "only with packing or against"),
+    ("threshold below", GOOD + "knn_threshold = -1\n" + SPACE, "knn_threshold", "-1", "0 or more"),
     ("empty metric", GOOD.replace("accuracy", "") + SPACE, "metric", "''", "the name of a number"),
     ("mode", GOOD.replace('"max"', '"maximum"') + SPACE, "mode", "'maximum'", '"max" or "min"'),
     ("R of 0", GOOD.replace("27", "0") + SPACE, "R", "0", "at least 1"),
