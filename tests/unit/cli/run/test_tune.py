@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,11 @@ from click.testing import CliRunner
 from hpcsched.cli.main import cli
 from hpcsched.cli.run.search_display import SearchDisplay
 from hpcsched.cli.run.search_result import _adapter, trial_table
+from hpcsched.cli.run.tune import _check_same
 from hpcsched.core.events import WorkersExited
 from hpcsched.errors import HpcschedError
 from hpcsched.report.trials import trials_svg
+from hpcsched.store.trials import ProgramTrials
 from hpcsched.testing.builders import Driver, a_job
 from hpcsched.tuning import TrialOutcome, Tuning, parse_search
 from hpcsched.tuning.feeding import Feeder, Trials
@@ -128,3 +131,38 @@ def test_progress_is_told_rung_by_rung_and_best_by_best(tmp_path, capsys):
     assert sum("best so far" in line for line in said) == 9 + 3
     assert any("1 of 3 rungs done, 9 of 13 trainings" in line for line in said)
     assert any("2 of 3 rungs done, 12 of 13 trainings" in line for line in said)
+
+
+PROGRAM = """
+schema = 1
+command = ["train", "{lr}", "{budget}"]
+metric = "loss"
+mode = "min"
+R = 9
+result = 'lost: (.+)'
+[space]
+lr = { log = [1e-3, 1.0] }
+"""
+
+
+def test_a_pattern_may_be_mended_until_it_has_found_something_and_a_command_may_not(tmp_path):
+    kept = tmp_path / "search.toml"
+    kept.write_text(PROGRAM)
+    mended = parse_search(PROGRAM.replace("lost", "loss"), where="s.toml")
+    _check_same(mended, kept, tmp_path / "s.toml")
+    with pytest.raises(HpcschedError, match="command: not what it was"):
+        _check_same(replace(mended, command=("eval",)), kept, tmp_path / "s.toml")
+    (tmp_path / "jobs/1").mkdir(parents=True)
+    (tmp_path / "jobs/1/metric.1.json").touch()
+    with pytest.raises(HpcschedError, match="result: not what it was"):
+        _check_same(mended, kept, tmp_path / "s.toml")
+
+
+def test_a_job_without_the_metric_is_told_with_where_it_was_looked_for(tmp_path, capsys):
+    search = parse_search(PROGRAM, where="s.toml")
+    source, trials, driver = Tuning(search), ProgramTrials(search, tmp_path), Driver(gpus=1)
+    driver.submit(a_job("t0000-b2-r0"))
+    view = SearchDisplay(driver.machine, source, trials, quiet=False)
+    driver.exits("t0000-b2-r0", 0)
+    view.event(WorkersExited(at=1.0, job_id=1, attempt=1, code=0), ())
+    assert f"t0000-b2-r0 has no metric: {tmp_path}/jobs/1/hpcsched-1.out: No such" in capsys.readouterr().err
