@@ -27,6 +27,9 @@ ATTEMPT_MARK = "hpcsched: ---- attempt "
 CALLS = "calls"
 """The folder in a run directory with the functions that Python has submitted, pickled, each in a file."""
 
+TRIALS = "trials"
+"""The folder in a run directory with a folder for each trial of a search that tries a program."""
+
 METRICS = "metrics.jsonl"
 """What a program has measured by step: see `metrics.Point`."""
 
@@ -83,6 +86,11 @@ def stop(attempt: int) -> str:
 def unusable(attempt: int) -> str:
     """The program could not use its GPU (`words.Unusable`)."""
     return f"{UNUSABLE}.{attempt}"
+
+
+def metric(attempt: int | str) -> str:
+    """What a search has read of the attempt, which has completed: its metric."""
+    return f"metric.{attempt}.json"
 
 
 def state_before(attempt: int) -> str:

@@ -58,13 +58,19 @@ _OF_RUN = re.compile(
     r"|(?:run\.json|status\.json|journal\.jsonl)\.\d+\.bak"
     r"|\.status\.json\.spare\.[12]|\.[\w.-]+\.\d+\.tmp|\.probe\.\d+"
 )
-_FOLDERS = {"inbox": Kind.RECORD, ASIDE: Kind.RECORD, files.CALLS: Kind.RECORD, "packs": Kind.OTHER}
+_FOLDERS = {
+    "inbox": Kind.RECORD,
+    ASIDE: Kind.RECORD,
+    files.CALLS: Kind.RECORD,
+    files.TRIALS: Kind.RESULT,
+    "packs": Kind.OTHER,
+}
 """Folders of a run directory in which all is hpcsched's, besides that of its jobs. Functions that were
-submitted say what jobs are, as the journal does."""
+submitted say what jobs are, as the journal does; of trials the best one's folder is left."""
 
 _STATE = re.compile(r"STATE(?:\.before\.\d+)?\.json")
 _BEFORE = re.compile(rf"{files.CHECKPOINT}\.before\.\d+")
-_RESULT = re.compile(rf"{re.escape(files.OUTCOME)}|{re.escape(files.METRICS)}")
+_RESULT = re.compile(rf"{re.escape(files.OUTCOME)}|{re.escape(files.METRICS)}|metric\.\d+\.json")
 _RESULT_FOLDERS = frozenset({files.ADAPTER})
 _BEST = frozenset({files.BEST})
 """Results among checkpoints."""

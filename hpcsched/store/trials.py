@@ -26,9 +26,6 @@ from hpcsched.tuning.feeding import Trials, outcomes_of
 from hpcsched.tuning.search import Search
 from hpcsched.tuning.source import TrialOutcome, place_of
 
-FOLDER = "trials"
-"""The folder in a run directory with a folder for each trial."""
-
 MOST_OUTPUT = 2**20
 """The part at the end of an output in which the metric is looked for, in bytes (chosen)."""
 
@@ -77,7 +74,7 @@ class ProgramTrials(Trials):
 
     def folder(self, trial: int) -> Path:
         """The folder of a trial; it need not be there."""
-        return self._rundir.root / FOLDER / f"t{trial:04d}"
+        return self._rundir.root / files.TRIALS / f"t{trial:04d}"
 
     def make_folder(self, trial: int) -> Path:
         """The same, which is there from now on. Raises StoreError."""
@@ -90,11 +87,11 @@ class ProgramTrials(Trials):
 
     def any_read(self) -> bool:
         """Whether a metric has been read in this run, now or earlier."""
-        return any((self._rundir.root / files.JOBS).glob(f"*/{_kept('*')}"))
+        return any((self._rundir.root / files.JOBS).glob(f"*/{files.metric('*')}"))
 
     def _value(self, job: Job, trial: int, bracket: int, rung: int) -> float | None:
         """The metric of a job; nan where it is not finite, None where there is none."""
-        kept = self._rundir.job(job.id) / _kept(job.attempt)
+        kept = self._rundir.job(job.id) / files.metric(job.attempt)
         with contextlib.suppress(OSError, BadInput):
             return _number(kept, self._search.metric)
         try:
@@ -128,11 +125,6 @@ class ProgramTrials(Trials):
                 return value
         last = f"its last line is {printable(lines[-1])[:_MOST_SHOWN]!r}" if lines else "nothing is in it"
         raise BadInput(f"nothing like {self._search.result!r} in {path} ({last})")
-
-
-def _kept(attempt: int | str) -> str:
-    """The name of the file with the metric that was read of an attempt that has completed."""
-    return f"metric.{attempt}.json"
 
 
 def _number(path: Path, metric: str) -> float:

@@ -117,6 +117,17 @@ def test_checkpoints_alone_or_all_else(here: Path) -> None:
     assert (kept / "run.json").exists()
 
 
+def test_what_a_search_of_programs_has_left_is_a_result_and_goes_with_all(here: Path) -> None:
+    run = over(here / "a")
+    (run / "trials" / "t0003").mkdir(parents=True)
+    (run / "trials" / "t0003" / "model.pt").write_text("best")
+    (run / "jobs" / "1" / "metric.1.json").write_text("{}")
+    for part in ("--only-checkpoints", "--keep-checkpoints"):
+        assert clean(run, part, "--yes")[0] == 0
+        assert (run / "trials/t0003/model.pt").exists() and (run / "jobs/1/metric.1.json").exists()
+    assert clean(run, "--yes")[0] == 0 and not run.exists()
+
+
 def test_a_removal_that_was_interrupted_is_gone_on_with(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, remove, done = over(here / "hpcsched-run"), cleaning._remove, list[str]()
 
