@@ -287,17 +287,15 @@ class NvmlDevices:
                 yield instance
 
     def _describe(self, index: int, gpu: _Gpu, host: str) -> Device:
-        memory = self._ask("nvmlDeviceGetMemoryInfo", gpu.handle)
-        name = self._ask("nvmlDeviceGetName", gpu.handle)
+        memory, name = (self._ask(f"nvmlDeviceGet{what}", gpu.handle) for what in ("MemoryInfo", "Name"))
+        mode = self._ask("nvmlDeviceGetComputeMode", gpu.handle)
         return Device(
             index=index,
             host=host,
             kind=_text(name) if name is not None else "cuda",
             handle=gpu.name,
             memory_mib=None if memory is None else memory.total / MIB,
-            compute_mode=_COMPUTE_MODES.get(
-                self._ask("nvmlDeviceGetComputeMode", gpu.handle), ComputeMode.DEFAULT
-            ),
+            compute_mode=_COMPUTE_MODES.get(mode, ComputeMode.DEFAULT),
         )
 
     def _cores_near(self, gpu: _Gpu) -> frozenset[int] | None:
