@@ -14,7 +14,7 @@ import msgspec
 
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput
-from hpcsched.store.rundir import RunDir, agent_alive, last_status
+from hpcsched.store.rundir import RunDir, agent_works, last_status
 
 USUAL = "hpcsched-run"
 """The first run's folder."""
@@ -38,7 +38,7 @@ def newest(here: Path) -> Path:
     if len(found) < 2:
         return found[0] if found else here / USUAL
     rundirs = [RunDir(folder) for folder in reversed(found)]
-    living = (rundir.root for rundir in rundirs if agent_alive(rundir, rundir.read_record()))
+    living = (rundir.root for rundir in rundirs if agent_works(rundir))
     used = (rundir.root for rundir in rundirs if _used(rundir))
     return next(living, None) or next(used, here / USUAL)
 

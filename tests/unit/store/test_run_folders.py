@@ -53,6 +53,14 @@ def test_the_run_that_lives_is_meant_whatever_its_number(home: Path) -> None:
     assert run_folders.newest(home) == run_folders.of_next_run(home) == first
 
 
+def test_an_agent_that_leaves_does_not_hide_what_waits_for_the_next_run(home: Path) -> None:
+    begun(home / "hpcsched-run", "FINISHED", age_s=0.0)
+    second = RunDir(home / "hpcsched-run-2")
+    second.make()
+    (second.inbox / "new" / "1").write_text('{"command": "submit"}')
+    assert run_folders.newest(home) == run_folders.of_next_run(home) == second.root
+
+
 def test_a_run_whose_last_word_cannot_be_read_keeps_its_place(home: Path) -> None:
     first = begun(home / "hpcsched-run", "FINISHED")
     (first / "status.json").write_text("{")
