@@ -141,7 +141,7 @@ class PySlurmProcess:
         self,
         environ: Mapping[str, str],
         *,
-        argv: tuple[str, ...] = (sys.executable, "-m", "hpcsched.batch.pyslurm"),
+        argv: tuple[str, ...] = (sys.executable, "-P", "-m", "hpcsched.batch.pyslurm"),
         timeout_s: float = COMMAND_TIMEOUT_S,
     ) -> None:
         self._environ, self._argv, self._timeout_s = environ, argv, timeout_s

@@ -68,7 +68,7 @@ class Run:
         resume=True. Raises ConfigError for one that is not accepted.
         """
         folder = _folder(dir, begins=not options.get("resume"))
-        words = [sys.executable, "-m", "hpcsched", "--dir", str(folder), "run", "--stay", "--detach"]
+        words = [sys.executable, "-P", "-m", "hpcsched", "--dir", str(folder), "run", "--stay", "--detach"]
         if idle_timeout is not None:
             words += ["--idle-timeout", idle_timeout]
         for name, value in options.items():

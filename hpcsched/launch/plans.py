@@ -73,7 +73,7 @@ def plan_attempt(
     trainer = stand_in is None and spec.kind is Kind.TRAINER
     argv = spec.command
     if stand_in is not None:
-        argv = (sys.executable, "-m", "hpcsched.worker.standin")
+        argv = (sys.executable, "-P", "-m", "hpcsched.worker.standin")
     if gpus is None:
         gpus = [device.index for device in devices]
     command = spec.kind is Kind.COMMAND

@@ -64,8 +64,8 @@ def _detached(rundir: RunDir) -> int:
     log = rundir.root / LOG
     with log.open("ab") as output:
         before = output.tell()
-        agent = subprocess.Popen(
-            [sys.executable, "-m", "hpcsched", "--dir", str(rundir.root), *in_foreground(sys.argv[1:])],
+        agent = subprocess.Popen(  # -P: not with the user's own queue.py or types.py in place of Python's
+            [sys.executable, "-P", "-m", "hpcsched", "--dir", str(rundir.root), *in_foreground(sys.argv[1:])],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -66,7 +66,8 @@ def check_hosts(
         (folder / "token").write_text(token)
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            words = (sys.executable, "-m", "hpcsched.cli.site.host_check", "--dir", name, "--token", token)
+            program = (sys.executable, "-P", "-m", "hpcsched.cli.site.host_check")
+            words = (*program, "--dir", name, "--token", token)
             began = time.time()
             answers, complaint = _ask(batch.on_hosts(hosts, words), len(hosts), within_s)
         back = {path.name.removeprefix("answer.") for path in folder.glob("answer.*")}

@@ -130,7 +130,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             shielded=tuple(sorted(self._shielded)),
         )
         write_join(self._join, join)
-        argv = (sys.executable, "-m", "hpcsched.agent.node", "--join", str(self._join))
+        argv = (sys.executable, "-P", "-m", "hpcsched.agent.node", "--join", str(self._join))
         commands = self._commands_for(self._hosts, argv)
         names = tuple(self._nodes)
         for i, command in enumerate(commands):

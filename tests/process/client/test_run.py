@@ -18,8 +18,9 @@ from hpcsched.worker.link import Wish
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """A run with an agent on two slots, which is ended."""
+    """A run with an agent on two slots, which is ended; the user's own click.py is none of its business."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "click.py").write_text("raise SystemExit(__file__)")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     started = Run.start(devices="cpu:2", idle_timeout="60s")
     yield started
