@@ -14,8 +14,9 @@ from typing import Any, ParamSpec, TypeVar, Unpack
 from hpcsched.client import waiting
 from hpcsched.client.job import Job
 from hpcsched.client.keys import Keys
-from hpcsched.client.run import Run
+from hpcsched.client.run import Run, check_keys
 from hpcsched.errors import HpcschedError, NoSuchRun
+from hpcsched.store.rundir import agent_works
 from hpcsched.store.status import JobStatus
 
 P = ParamSpec("P")
@@ -23,6 +24,12 @@ T = TypeVar("T")
 
 LOOKS_EVERY_S = 0.2
 """Time between two looks at the run's status (chosen)."""
+
+GONE_AFTER_S = 30.0
+"""Time without any status after which the run counts as gone (chosen)."""
+
+OWN_IDLE = "10m"
+"""The agent of an executor of its own leaves when nothing has come for so long (chosen)."""
 
 
 class JobFuture(futures.Future[T]):
@@ -68,13 +75,18 @@ class Executor(futures.Executor):
     """
 
     def __init__(self, run: Run | str | os.PathLike[str] | None = None, /, **keys: Unpack[Keys]) -> None:
+        check_keys(keys)
         self._own = run is None
-        self.run = Run.start() if run is None else run if isinstance(run, Run) else Run(run)
+        # A process that ends without `shutdown` must not leave an agent on its GPUs for ever.
+        started = Run.start(idle_timeout=OWN_IDLE) if run is None else None
+        self.run = started or (run if isinstance(run, Run) else Run(run))
         self._keys = keys
         self._lock = threading.Lock()
         self._open: dict[str, JobFuture[Any]] = {}
         self._watching: threading.Thread | None = None
         self._shut = False
+        self._there = time.monotonic()
+        """When there was a status last."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> JobFuture[T]:
         """Put one call into the run. Raises HpcschedError where it is not taken."""
@@ -151,20 +163,32 @@ class Executor(futures.Executor):
             pause.wait(LOOKS_EVERY_S)
 
     def _look(self, mine: dict[str, JobFuture[Any]]) -> None:
-        status = self.run._status_now()
-        jobs = {job.name: job for job in status.jobs if job.name in mine}
-        for name, job in jobs.items():
-            if job.state.final:
-                self._tell(mine[name], job)
+        try:
+            status = self.run._status_now()
+        except NoSuchRun as error:
+            # Nothing waits, and nothing has been written: an agent may have taken it a moment ago.
+            patience_s = GONE_AFTER_S if agent_works(self.run._rundir) else GONE_AFTER_S / 30
+            if time.monotonic() > self._there + patience_s:
+                for future in mine.values():
+                    self._tell(future, error)
+            return
+        self._there = time.monotonic()
+        jobs = {job.name: job for job in status.jobs}
+        for name, future in mine.items():
+            job = jobs.get(name)
+            if job is None:
+                self._tell(future, futures.CancelledError(f"job {name} was taken back"))
+            elif job.state.final:
+                self._tell(future, job)
             elif not status.run.alive and not waiting.waits(job):
-                self._tell(mine[name], NoSuchRun(f"no agent runs in {self.run.dir} any more"))
+                self._tell(future, NoSuchRun(f"no agent runs in {self.run.dir} any more"))
 
-    def _tell(self, future: JobFuture[Any], what: JobStatus | NoSuchRun) -> None:
+    def _tell(self, future: JobFuture[Any], what: JobStatus | BaseException) -> None:
         """Give a future what its job has come to."""
         with self._lock:
             self._open.pop(future.job.name, None)
         try:
-            if isinstance(what, NoSuchRun):
+            if isinstance(what, BaseException):
                 raise what
             result = future.job._result_of(what)
         except futures.CancelledError:

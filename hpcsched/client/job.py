@@ -16,7 +16,7 @@ from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.state import State
 from hpcsched.core.model import JobState
 from hpcsched.decoding import read_file, read_tail
-from hpcsched.errors import BadInput, HpcschedError, StoreError
+from hpcsched.errors import BadInput, HpcschedError, StoreError, UnknownJob
 from hpcsched.printing import printable
 from hpcsched.store.metrics import read_points
 
@@ -78,10 +78,12 @@ class Job:
         """Wait until it has ended; its state. Raises TimeoutError after `timeout` seconds, NoSuchRun where no
         agent is there to run it."""
         try:
-            (job,) = self.run._wait({self.name}, timeout)
+            found = self.run._wait({self.name}, timeout)
         except StillThere as error:
             raise TimeoutError(f"job {self.name}: {error}") from None
-        return str(job.state)
+        if not found:
+            raise UnknownJob(f"job {self.name} was taken back")
+        return str(found[0].state)
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait until it has ended; what its function has returned, or of a program its metrics, as a dict.

@@ -94,11 +94,11 @@ class Run:
 
         A later `Run.start(run.dir, resume=True)` goes on.
         """
-        if not self._status_now().run.alive:
+        if not self.alive:
             return
         ask(self._rundir, Command(command="drain"))
         deadline = time.monotonic() + (STARTS_WITHIN_S if timeout is None else timeout)
-        while self._status_now().run.alive:
+        while self.alive:
             if time.monotonic() > deadline:
                 raise HpcschedError(f"the agent in {self.dir} has not ended yet")
             time.sleep(0.1)
@@ -193,12 +193,12 @@ class Run:
             raise ConfigError(
                 where="map", key="labels", got=str(len(labels)), accepted=f"{len(calls)} labels"
             )
-        behind = labels or [str(number) for number in range(1, len(calls) + 1)]
+        behind = [str(label) for label in labels or range(1, len(calls) + 1)]
         return self._submit(calls, keys, where="map", labels=behind) if calls else []
 
-    def cancel(self, jobs: Iterable[Job | str] | None = None) -> int:
+    def cancel(self, jobs: Job | str | Iterable[Job | str] | None = None) -> int:
         """End these jobs (None: all) for good, in one request; how many there were to end."""
-        these = None if jobs is None else {job if isinstance(job, str) else job.name for job in jobs}
+        these = _names(jobs)
         found = [job for job in self._status_now().jobs if these is None or job.name in these]
         left = [job for job in found if not job.state.final]
         waiting_ = [job for job in left if waiting.waits(job)]
@@ -207,12 +207,14 @@ class Run:
             ended += sum(ask(self._rundir, Command(command="cancel", targets=targets)).done)
         return ended
 
-    def wait(self, jobs: Iterable[Job | str] | None = None, *, timeout: float | None = None) -> bool:
+    def wait(
+        self, jobs: Job | str | Iterable[Job | str] | None = None, *, timeout: float | None = None
+    ) -> bool:
         """Wait until these jobs (None: all) have ended; whether all have completed.
 
         Raises NoSuchRun where no agent is there to run them, TimeoutError after `timeout` seconds.
         """
-        these = None if jobs is None else {job if isinstance(job, str) else job.name for job in jobs}
+        these = _names(jobs)
         try:
             return all(job.state == "COMPLETED" for job in self._wait(these, timeout))
         except StillThere as error:
@@ -347,6 +349,21 @@ class Run:
             return display.run(self._status_now())
         except HpcschedError as error:
             return display.line(str(error))
+
+
+def check_keys(keys: Mapping[str, Any]) -> None:
+    """Raise ConfigError for keys that no job can have."""
+    table = {key: value for key, value in keys.items() if key not in ("after", "at_once")}
+    jobfile.spec_of(
+        {"name": "call", "command": ["true"], **table}, where="Executor", place="", workdir=Path(), user=""
+    )
+
+
+def _names(jobs: Job | str | Iterable[Job | str] | None) -> set[str] | None:
+    if jobs is None:
+        return None
+    several = [jobs] if isinstance(jobs, str | Job) else jobs
+    return {job if isinstance(job, str) else job.name for job in several}
 
 
 def _folder(dir: str | os.PathLike[str] | None, *, begins: bool) -> Path:

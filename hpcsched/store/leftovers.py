@@ -72,8 +72,8 @@ _STATE = re.compile(r"STATE(?:\.before\.\d+)?\.json")
 _BEFORE = re.compile(rf"{files.CHECKPOINT}\.before\.\d+")
 _RESULT = re.compile(rf"{re.escape(files.OUTCOME)}|{re.escape(files.METRICS)}|metric\.\d+\.json")
 _RESULT_FOLDERS = frozenset({files.ADAPTER})
-_BEST = frozenset({files.BEST})
-"""Results among checkpoints."""
+_BEST = re.compile(r"best[\w.-]*\.pt")
+"""Results among checkpoints: `files.BEST`, and others of the kind."""
 
 _OF_JOB = re.compile(
     r"hpcsched-\d+\.out|(?:ready|refused|held|left|stop|unusable)\.\d+(?:\.rank\d+)?"
@@ -303,7 +303,7 @@ def _look_at_checkpoints(run: LeftRun, base: Path, parts: tuple[str, ...], folde
     """Add what is in the folder of a job's checkpoints: all of it is the job's."""
     run.folders.append((base, parts))
     for entry in _entries(Path(folder.path)):
-        kind = Kind.RESULT if entry.name in _BEST else Kind.CHECKPOINT
+        kind = Kind.RESULT if _BEST.fullmatch(entry.name) else Kind.CHECKPOINT
         _found(run, base, (*parts, entry.name), entry, kind)
 
 

@@ -58,8 +58,8 @@ def main(words: list[str]) -> int:
         say("this runs a function of a job, and is started by hpcsched")
         return exits.REFUSED
     outcome = link.env.job_dir / files.OUTCOME if link.rank == 0 else None
-    if outcome:
-        outcome.unlink(missing_ok=True)  # of an attempt before this one
+    # Of an attempt before this one; and what stands if the function ends the process.
+    _write(outcome, link, False, None, "the function has ended its process and returned nothing")
     try:
         function = _load(Path(words[0]), link.checkpoint)
         _listen(link, function)
@@ -78,7 +78,8 @@ def main(words: list[str]) -> int:
 def _load(file: Path, checkpoint: Path | None) -> Callable[[], Any]:
     """The function without arguments that is to be run: the one that was saved last, or the submitted one."""
     call = Call._make(pickle.loads(file.read_bytes()))
-    sys.path += [folder for folder in call.path if folder not in sys.path]
+    # As in the process that has submitted it: its modules are found there first, in that order.
+    sys.path[:] = [*call.path, *(folder for folder in sys.path if folder not in call.path)]
     function: Callable[[], Any] = pickle.loads(_saved(checkpoint) or call.function)
     return function
 
@@ -151,7 +152,7 @@ def _write(file: Path | None, link: Link, returned: bool, value: Any, text: str)
     assert link.env is not None
     fine = True
     try:
-        pickled = _pickle(value)
+        pickled = b"" if value is None and not returned else _pickle(value)
     except Exception as error:
         pickled, fine = b"", False
         text = text or f"a result that cannot be pickled: {type(value).__name__}: {error}"
@@ -171,7 +172,10 @@ def _pickle(value: Any) -> bytes:
 def numbers(value: Any) -> Mapping[str, float] | None:
     """A number, or a table of numbers, as a job's metrics."""
     table = value if isinstance(value, Mapping) else {"result": value}
-    fit = {str(name): float(one) for name, one in table.items() if _is_number(one)}
+    try:
+        fit = {str(name): float(one) for name, one in table.items() if _is_number(one)}
+    except OverflowError:  # a whole number that no float holds
+        return None
     return fit if fit and len(fit) == len(table) else None
 
 

@@ -261,17 +261,22 @@ class Link:
         raise SystemExit(exits.CANNOT_SAVE)
 
     def finish(self, metrics: Mapping[str, float] | None = None) -> None:
-        """The training is done: rank 0 puts its results by name on record, for `hpcsched results`.
+        """The training is done: rank 0 puts its results by name on record, for `status` and `report`.
 
         What `saved` has said last stays. Gives the signals back, as `close`. Raises OSError.
         """
         if self.env and self.rank == 0 and metrics:
-            state = self._record.state or State(step=self._record.step)
+            # A `Session` of this process has a record of its own: what is newest is on disk.
+            found = _on_disk(self.env)
+            newest = found if found is not None and found.attempt == self.env.attempt else self._record.state
+            state = newest or State(step=self._record.step)
+            known = {name: value for name, value in state.metrics.items() if value is not None}
             self.env.write_state(
                 step=state.step,
                 samples=state.samples,
                 checkpoint=Path(state.checkpoint) if state.checkpoint else None,
-                metrics=metrics,
+                metrics={**known, **metrics},
+                loss=state.loss,
             )
         self.close()
 
@@ -284,6 +289,15 @@ class Link:
         """Nothing is wanted any more: put back the handlers of signals that were there before."""
         self._closed = True
         self._flag.close()
+
+
+def _on_disk(env: JobEnv) -> State | None:
+    """What is on record of the job; None if there is nothing that can be read."""
+    try:
+        with (env.job_dir / files.STATE).open("rb") as file:
+            return State.decode(file.read(SMALL_BYTES + 1))
+    except (OSError, BadInput):
+        return None
 
 
 def _newest(env: JobEnv) -> State | None:

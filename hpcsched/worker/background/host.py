@@ -300,9 +300,11 @@ class GuestHost:
             lane = StreamLane(guest.referee, stream=stream, lock=watch.lock, between=between)
             build = trainer.build
 
+            from hpcsched.worker.session.trainer import is_watched
+
             def through_the_lane(args: dict[str, Any]) -> Any:
                 parts = build(args)
-                if parts.evaluate_every is not None or parts.callbacks:
+                if is_watched(parts):
                     raise NotHostable("it evaluates, or has callbacks, while it trains")
                 if parts.precision is not None:
                     raise NotHostable(f"its chunks cannot be computed in {parts.precision}")

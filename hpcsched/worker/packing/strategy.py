@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 
-from hpcsched.contract.strategies import Packed
+from hpcsched.contract.strategies import Ddp, Packed
 from hpcsched.errors import ConfigError
+from hpcsched.worker.background.rng_isolation import NotHostable
+from hpcsched.worker.ddp.strategy import run as run_data_parallel
 from hpcsched.worker.packing.engine import Pack
 from hpcsched.worker.packing.failures import Failed, MemberExited
 from hpcsched.worker.packing.host.session import LOOK_S, bring
@@ -25,7 +27,11 @@ def run(trainer: Trainer, env: JobEnv, options: Packed) -> None:
         raise ConfigError(
             where="strategy packed", got=f"{env.world_size} ranks", accepted="1: it shares a device"
         )
-    member = bring(trainer, env)
+    try:
+        member = bring(trainer, env)
+    except NotHostable:  # nobody computes it together with others: it trains as any other
+        run_data_parallel(trainer, env, Ddp())
+        return
     session = member.session
     pack = Pack(session.device, mode=options.mode)
     pack.join(member)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcsched.contract import files
+from hpcsched.contract.metrics import RESERVED
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import say
@@ -112,15 +114,25 @@ class EarlyStopping(Monitor):
 class ModelCheckpoint(Monitor):
     """Keeps the model that was best by a metric, as `best.pt` in the folder of the job's checkpoints.
 
-    `load_checkpoint` reads the file: `model` (a state dict), `step`, and `metrics`.
+    `load_checkpoint` reads the file: `model` (a state dict), `step`, and `metrics`. A second one needs a
+    `filename` of its own, which begins with "best" too.
     """
+
+    def __init__(
+        self, monitor: str, *, mode: str = "min", min_delta: float = 0.0, filename: str = files.BEST
+    ) -> None:
+        super().__init__(monitor, mode=mode, min_delta=min_delta)
+        if not re.fullmatch(r"best[\w.-]{0,60}\.pt", filename):
+            accepted = f"best.pt, or a name such as best-{monitor}.pt"
+            raise ConfigError(where="ModelCheckpoint", key="filename", got=repr(filename), accepted=accepted)
+        self.filename = filename
 
     def on_validation_end(self, session: Session, metrics: Mapping[str, float]) -> None:
         if not self.better(session, metrics) or session.rank > 0:
             return
         found = {"model": session.model.state_dict(), "step": session.step, "metrics": dict(metrics)}
         try:
-            session.save_beside(files.BEST, found)
+            session.save_beside(self.filename, found)
         except StoreError as error:
             say(f"step {session.step}: the best model could not be saved, training goes on: {error}")
 
@@ -132,8 +144,12 @@ class Hooks:
     """
 
     def __init__(self, parts: Parts) -> None:
-        self._parts, self._callbacks = parts, tuple(parts.callbacks)
         self._every = _every(parts)
+        self._parts, self._callbacks = parts, tuple(parts.callbacks)
+        files_ = [one.filename for one in self._callbacks if isinstance(one, ModelCheckpoint)]
+        if twice := {name for name in files_ if files_.count(name) > 1}:
+            accepted = "another filename for each ModelCheckpoint"
+            raise ConfigError(where="training", key="callbacks", got=f"{min(twice)} twice", accepted=accepted)
         self._epoch = 0
         self._newest: tuple[int, Mapping[str, float]] | None = None
 
@@ -165,7 +181,9 @@ class Hooks:
             self._call("on_train_epoch_end", session)
 
     def end(self, session: Session) -> None:
-        """After the last step."""
+        """After the last step: measures what the training has come to, unless that was after this step."""
+        if self._parts.evaluate is not None and (self._newest is None or self._newest[0] != session.step):
+            self.evaluate(session)
         self._call("on_train_end", session)
 
     def evaluate(self, session: Session) -> None:
@@ -176,7 +194,7 @@ class Hooks:
         """
         before, mode = rng.capture(session.device), self._parts.model.training
         try:
-            measured = {name: float(value) for name, value in evaluate(self._parts).items()}
+            measured = _numbers(evaluate(self._parts))
         finally:
             self._parts.model.train(mode)
             rng.restore(before, session.device)
@@ -187,16 +205,28 @@ class Hooks:
             if hasattr(callback, "on_validation_end"):
                 callback.on_validation_end(session, metrics)
 
-    def final(self, session: Session) -> Mapping[str, float]:
-        """What the training has come to: measured anew, unless that was after the last step."""
-        if self._newest is not None and self._newest[0] == session.step:
-            return self._newest[1]
-        return evaluate(self._parts)
+    def final(self) -> Mapping[str, float]:
+        """What the training has come to, after `end`."""
+        return {} if self._newest is None else self._newest[1]
 
     def _call(self, name: str, session: Session) -> None:
         for callback in self._callbacks:
             if (method := getattr(callback, name, None)) is not None:
                 method(session)
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    """What an `evaluate` of a user's has returned. Raises ConfigError for what is no table of numbers."""
+    numbers: dict[str, float] | None
+    try:
+        numbers = {str(name): float(value) for name, value in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError):
+        numbers = None
+    if numbers is None or (odd := sorted(numbers.keys() & {*RESERVED, ""})):
+        got = f"evaluate returned {type(found).__name__}" if numbers is None else f"a number {odd[0]!r}"
+        accepted = f"numbers by name, other names than {', '.join(RESERVED)}"
+        raise ConfigError(where="training", key="evaluate", got=got, accepted=accepted)
+    return numbers
 
 
 def _every(parts: Parts) -> int | str | None:

@@ -56,13 +56,17 @@ class Epoch:
 def epochs_left(training: TrainingState, last: int, make: Callable[[int, int], Epoch]) -> Iterator[Epoch]:
     """The epochs up to the step `last`, from the one that is under way; `make(number, until)` makes each.
 
-    Raises RuntimeError for a loop that makes no step in one.
+    Raises RuntimeError for a loop that does not come to the end of one: the same one would come again.
     """
     while training.step < last and not training.stopped:
-        number, before = _under_way(training), training.step
-        yield make(number, min(training.steps_for(number + 1), last))
-        if training.step == before and not training.stopped:
-            raise RuntimeError(f"epoch {number}: no step was made; iterate over the epoch to its end")
+        number = _under_way(training)
+        until = min(training.steps_for(number + 1), last)
+        yield make(number, until)
+        if training.step < until and not training.stopped:
+            raise RuntimeError(
+                f"epoch {number}: left after step {training.step} of {until}; iterate over it to its end, "
+                "or call Session.stop() to end the training"
+            )
 
 
 def _under_way(training: TrainingState) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from hpcsched.worker.session.epochs import Epoch, epochs_left
 from hpcsched.worker.session.lifecycle import Lifecycle, Metrics
 from hpcsched.worker.session.state import Stateful, TrainingState
 from hpcsched.worker.session.strategy import Strategy
-from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate, refuse_mixed
+from hpcsched.worker.session.trainer import Parts, Trainer, build, evaluate, is_watched, refuse_mixed
 
 
 class Session:
@@ -274,7 +273,7 @@ class Session:
             self._life.train_step()
         if self._hooks is not None:
             self._hooks.end(self)
-            metrics = partial(self._hooks.final, self)
+            metrics = self._hooks.final
         self.finish(metrics)
 
     def backward(
@@ -356,7 +355,7 @@ def session_of(parts: Parts, strategy: Strategy | None = None, **options: Any) -
     if not getattr(strategy, "mixed", False):
         refuse_mixed(parts)
     parts.model.train()
-    hooks = Hooks(parts) if parts.evaluate_every is not None or parts.callbacks else None
+    hooks = Hooks(parts) if is_watched(parts) else None
     session = Session(
         hooks=hooks,
         model=parts.model,

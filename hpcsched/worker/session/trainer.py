@@ -162,6 +162,11 @@ def build(trainer: Trainer, args: Mapping[str, Any]) -> Parts:
     return parts
 
 
+def is_watched(parts: Parts) -> bool:
+    """Whether something is called between the steps of this training: only the strategy `ddp` does that."""
+    return parts.evaluate_every is not None or bool(parts.callbacks)
+
+
 def refuse_mixed(parts: Parts, *, taken: Sequence[str] = ()) -> None:
     """Raise ConfigError for parts that a strategy would pass over, which is not data parallel training.
 

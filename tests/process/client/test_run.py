@@ -178,6 +178,49 @@ def test_an_executor_gives_results_in_order_and_cancels(run: Run) -> None:
         executor.submit(int, "1")
 
 
+def test_what_a_function_may_do_to_its_process(run: Run) -> None:
+    def saves(_: int) -> float:
+        from hpcsched import Link
+
+        link = Link()
+        place = link.place(7)
+        place.write_text("state")
+        link.report(7, total=7)
+        link.saved(7, place)
+        return 0.5
+
+    def leaves(code: int) -> None:
+        os._exit(code)
+
+    saved = run.submit(saves, 1)
+    gone = [run.submit(leaves, code, name=f"leaves-{code}") for code in (0, 3)]
+    large = run.submit(lambda: 10**400)
+    assert saved.result(timeout=30) == 0.5 and saved.record()["metrics"] == {"result": 0.5}
+    checkpoint = saved.checkpoint()
+    assert checkpoint is not None and checkpoint.read_text() == "state" and saved.step == 7
+    for job, state in zip(gone, ("COMPLETED", "FAILED"), strict=True):
+        with pytest.raises(JobFailed):
+            job.result(timeout=30)
+        assert job.state == state
+    assert large.result(timeout=30) == 10**400
+
+
+def test_modules_are_found_as_in_the_script_that_has_submitted(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, text in ((run.dir.parent, "here"), (run.dir.parent / "scripts", "script")):
+        folder.mkdir(exist_ok=True)
+        (folder / "whose.py").write_text(f"TEXT = {text!r}")
+    monkeypatch.syspath_prepend(run.dir.parent / "scripts")
+
+    def found() -> str:
+        import whose  # type: ignore[import-not-found]
+
+        return str(whose.TEXT)
+
+    assert run.submit(found).result(timeout=30) == "script"
+
+
 def test_a_run_that_ends_is_not_waited_for_for_ever(run: Run) -> None:
     executor = Executor(run)
     future = executor.submit(time.sleep, 100)

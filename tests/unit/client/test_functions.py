@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import pytest
 from rundirs import a_home
 
-from hpcsched import Run
+from hpcsched import Executor, Run
 from hpcsched.agent.inbox import Inbox
 from hpcsched.client import functions, names
 from hpcsched.client.keys import Keys
 from hpcsched.contract import files
-from hpcsched.errors import ConfigError, StoreError, UnknownJob
+from hpcsched.errors import ConfigError, NoSuchRun, StoreError, UnknownJob
 from hpcsched.jobfile.keys import Job as JobKeys
 from hpcsched.store.rundir import RunDir
 from hpcsched.worker.call import Call
@@ -124,6 +125,20 @@ def test_a_result_that_cannot_be_loaded_here_is_told(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="cannot be loaded here: ModuleNotFoundError"):
         functions.outcome(rundir, 1)
     assert functions.outcome(rundir, 2) is None
+
+
+def test_an_executor_refuses_what_no_job_can_have_before_it_starts_anything(run: Run) -> None:
+    with pytest.raises(ConfigError, match="devices"):
+        Executor(devices="cpu:2")  # type: ignore[call-arg]
+    assert not run.dir.exists()
+
+
+def test_a_future_of_a_job_that_was_taken_back_ends(run: Run) -> None:
+    future = Executor(run).submit(train, 1.0)
+    assert run.cancel(future.job) == 1
+    with pytest.raises((CancelledError, NoSuchRun)):
+        future.result(timeout=30)
+    assert run.cancel("nobody") == 0
 
 
 def test_names_are_those_of_functions_and_programs() -> None:

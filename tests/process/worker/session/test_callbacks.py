@@ -128,8 +128,9 @@ def test_what_does_not_become_better_ends_early_on_all_ranks(tmp_path: Path) -> 
 def test_each_epoch(tmp_path: Path) -> None:
     job = calling(tmp_path)
     assert job.run(1, every="epoch", values=[2.0, 1.0]) == [0], job.output
-    assert [step for what, step, *_ in calls(job) if what == "validation"] == [8, 15]
-    assert job.state["metrics"] == {"value": 0.0}  # after the last step, which no epoch ends with
+    assert [step for what, step, *_ in calls(job) if what == "validation"] == [8, 15, 16]
+    # Once more after the last step, which no epoch ends with.
+    assert job.state["metrics"] == {"value": 0.0}
     assert len(read_points(job.dir / files.METRICS)) >= 4
 
 
@@ -141,6 +142,9 @@ def test_each_epoch(tmp_path: Path) -> None:
         (2, "parts.evaluate = None", "`evaluate`, which is missing"),
         (2, "parts.callbacks = 'no'", "callbacks: str; accepted: a list"),
         (2, "parts.callbacks = [EarlyStopping('accuracy')]", "monitor: accuracy; accepted: value"),
+        (2, "parts.callbacks = 2 * [ModelCheckpoint('value')]", "best.pt twice; accepted: another filename"),
+        (2, "parts.evaluate = lambda model: 0.5", "evaluate returned float; accepted: numbers by name"),
+        (2, "parts.evaluate = lambda model: {'step': 1.0}", "a number 'step'; accepted: numbers by name"),
     ],
 )
 def test_what_makes_no_sense_is_said_in_a_line(tmp_path: Path, every: Any, patch: str, message: str) -> None:
@@ -150,6 +154,13 @@ def test_what_makes_no_sense_is_said_in_a_line(tmp_path: Path, every: Any, patch
     (tmp_path / "calling.py").write_text(text.replace(end, f"        {patch}\n{end}"))
     assert job.run(1, every=every) == [2], job.output
     assert message in job.output and "Traceback" not in job.output
+
+
+def test_where_jobs_are_packed_it_trains_by_itself_and_evaluates(tmp_path: Path) -> None:
+    job = calling(tmp_path)
+    job.env["HPCSCHED_STRATEGY"] = json.dumps({"kind": "packed"})
+    assert job.run(1, every=8, values=[2.0, 1.0]) == [0], job.output
+    assert [step for what, step, *_ in calls(job) if what == "validation"] == [8, 16]
 
 
 def test_another_strategy_refuses_it_in_a_line(tmp_path: Path) -> None:

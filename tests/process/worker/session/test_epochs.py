@@ -138,12 +138,12 @@ def test_sums_are_whole_when_ranks_come_and_go(tmp_path: Path) -> None:
         assert step == 100 and results == {"samples": 400.0, "indices": 400 * 399 / 2}
 
 
-def test_a_loop_that_makes_no_step_is_told_so(tmp_path: Path) -> None:
+def test_a_loop_that_leaves_an_epoch_is_told_so(tmp_path: Path) -> None:
     from hpcsched.worker import Session
 
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = Session(model=model, optimizer=optimizer, dataset_size=4, global_batch=2)
-    with pytest.raises(RuntimeError, match="epoch 0: no step was made"):
+    with pytest.raises(RuntimeError, match="epoch 0: left after step 0 of 2"):
         for _ in session.epochs(2):
             pass
