@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from docpages import blocks
+from places import ROOT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-PAGE = Path(__file__).parents[2] / "docs" / "slurm.md"
-BLOCK = re.compile(r"^```([^\n]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGE = ROOT / "docs" / "slurm.md"
 WAIT_S = 180.0
 MARGIN_S = 175
 """The page shortens a job to 3 minutes: with this, saving begins at once."""
@@ -142,11 +143,11 @@ def reader(slurm: Any, tmp_path: Path) -> Reader:
 
 def test_the_page_works_as_it_stands(reader: Reader) -> None:
     expected = dict(SAYS)
-    for info, text in BLOCK.findall(PAGE.read_text()):
-        language, *words = info.split()
-        if language in ("toml", "bash") and words:
+    for block in blocks(PAGE):
+        words, text = block.words, block.text
+        if block.language in ("toml", "bash") and words:
             reader.write(words[0], text)
-        if words[:1] != ["login"]:
+        if words[:1] != ("login",):
             continue
         for word in words[1:]:
             reader.until(word.removeprefix("after="))
@@ -172,8 +173,9 @@ def test_the_page_works_as_it_stands(reader: Reader) -> None:
 
 
 def test_all_shell_blocks_are_marked(tmp_path: Path) -> None:
-    for info, text in BLOCK.findall(PAGE.read_text()):
-        language, *words = info.split()
-        slurms = re.search(r"^\s*(\S+=\$\()?(squeue|sbatch|scancel|scontrol|srun)\b", text, re.MULTILINE)
-        if language == "sh" and slurms:
-            assert words[:1] == ["login"], text
+    for block in blocks(PAGE):
+        slurms = re.search(
+            r"^\s*(\S+=\$\()?(squeue|sbatch|scancel|scontrol|srun)\b", block.text, re.MULTILINE
+        )
+        if block.language == "sh" and slurms:
+            assert block.words[:1] == ("login",), block.text
