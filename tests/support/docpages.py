@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"(?:#!.*\n)?# ([\w.-]+\.\w+)\n")
+_FILE = re.compile(r"(?:#!.*\n)?# ([\w.-]+\.\w+)(?::.*)?\n")
 _COMMENT = re.compile(r"\s+# .*")
 _PROMPT = "$ "
 
@@ -33,7 +33,7 @@ class Block:
 
     @property
     def file(self) -> str:
-        """The name in the comment with which it begins (behind `#!`); "" if there is none."""
+        """The name in the comment with which it begins (behind `#!`, before a colon); "" if there is none."""
         named = _FILE.match(self.text) if self.language in ("toml", "python", "bash") else None
         return named[1] if named else ""
 

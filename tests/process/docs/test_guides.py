@@ -65,6 +65,8 @@ class Beside:
     then: str = ""
 
 
+CTRL_C = "Ctrl-C"
+
 BESIDE = {
     "first-set": {
         "hpcsched run jobscripts/marble/set2.toml --devices replay:6@20 --profiles marble-summit "
@@ -92,6 +94,11 @@ BESIDE = {
             (r"--gpus 1 --progress-pattern 'step (\d+)' -- python train.py", "import mine.json"),
         )
     },
+    "report": {
+        "hpcsched report --serve": Beside(
+            until="hpcsched report hpcsched-run hpcsched-run-2 -o both.html", once="ends it", then=CTRL_C
+        )
+    },
     "adaptive-batches": {
         "hpcsched run adaptive.toml --devices cpu:2": Beside(
             until="hpcsched explain adaptive", once="job 2 .* starts"
@@ -110,6 +117,7 @@ BESIDE = {
 }
 
 LEFT_OUT = {
+    "first-set": {"hpcsched demo": "takes a minute, and has tests of its own"},
     "staying": {
         "salloc --nodes=1 --gres=gpu:4 --time=8:00:00": "there is no Slurm",
         "hpcsched top": "shows a table until somebody leaves it",
@@ -172,8 +180,8 @@ def read(page: str) -> list[Block]:
 
 
 def shape(line: str) -> re.Pattern[str]:
-    """What a line must be like: numbers, the folder and the blanks between words may be others."""
-    line = line.rstrip().replace(HERE, "\0")
+    """What a line must be like: numbers, the folder, a token and the blanks between words may be others."""
+    line = re.sub(f"{HERE}|(?<=token=).*", "\0", line.rstrip())
     parts = [re.escape(part) for part in NUMBER.split(line)]
     parts = [re.sub(r"(\\\s)+", r"\\s+", part).replace("\0", r"\S*") for part in parts]
     return re.compile(re.sub(r"hpcsched\\-run(?=\W)", r"hpcsched-run(?:-\\d+)?", NUMBER.pattern.join(parts)))
@@ -236,7 +244,9 @@ class Reader:
             if beside.until == command.typed:
                 if not other.typed.startswith(MEASURES):
                     (self.folder / "enough").touch()
-                if beside.then:
+                if beside.then == CTRL_C:
+                    os.killpg(process.pid, signal.SIGINT)
+                elif beside.then:
                     self._end(name, Command(beside.then, 0), self._start(beside.then))
                 self._end(name, other, process)
                 del self.beside[name]
