@@ -42,9 +42,10 @@ _INHERITED_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 # What it reads last are the groups that may be stopped. At the end of its input, which comes when the writer
 # is killed too, it lets them go on: to one that runs already that means nothing.
+# Twice, as a process that is being started may stop after the first (see `_Group.free`).
 _WATCH = (
     "trap '' TERM INT HUP USR1 USR2; while read -r line; do last=$line; done; "
-    '[ -z "$last" ] || kill -s CONT -- $last'
+    '[ -z "$last" ] || { kill -s CONT -- $last; sleep 0.3; kill -s CONT -- $last; }'
 )
 
 
@@ -59,6 +60,7 @@ class DutyCycle:
 
     def __init__(self) -> None:
         self._groups: dict[Process, _Group] = {}
+        self._released: dict[Process, _Group] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._watch: subprocess.Popen[bytes] | None = None
@@ -88,6 +90,7 @@ class DutyCycle:
                 group = _Group(pid, _members({pid})[pid], share, now)
                 self._tell([*self._groups, process])
                 self._go()
+                self._released.pop(process, None)
                 self._groups[process] = group
             self._changed.notify()
 
@@ -96,6 +99,7 @@ class DutyCycle:
         with self._changed:
             if group := self._groups.pop(process, None):
                 group.resume()
+                self._released[process] = group
                 with contextlib.suppress(OSError):  # to let one more go on means nothing
                     self._tell(list(self._groups))
                 self._changed.notify()
@@ -105,7 +109,14 @@ class DutyCycle:
         with self._changed:
             for group in self._groups.values():
                 group.resume()
+            self._released |= self._groups
             self._groups.clear()
+        if self._released:
+            time.sleep(CENSUS_S)
+        with self._changed:
+            with contextlib.suppress(OSError):
+                self._take_census()
+            self._released.clear()
             self._changed.notify()
             thread, watch, self._watch = self._thread, self._watch, None
         if thread:
@@ -124,7 +135,7 @@ class DutyCycle:
 
     def _run(self) -> None:
         with self._changed:
-            while self._groups:
+            while self._groups or self._released:
                 try:
                     wait_s = self._tick()
                 except OSError:  # no descriptor is free: rather too much than stopped for good
@@ -149,13 +160,16 @@ class DutyCycle:
         return wait_s
 
     def _take_census(self) -> None:
-        members = _members({group.number for group in self._groups.values()})
-        for process, group in list(self._groups.items()):
+        known = {**self._groups, **self._released}
+        members = _members({group.number for group in known.values()})
+        for process, group in known.items():
             # A number is used again only when nobody is left in the group, and not so soon.
             if pids := members[group.number]:
                 group.count(pids)
+                group.free()
             else:
-                del self._groups[process]
+                self._groups.pop(process, None)
+                self._released.pop(process, None)
         self._census_at = time.monotonic() + CENSUS_S
 
     def _tell(self, processes: list[Process]) -> None:
@@ -183,6 +197,7 @@ class _Group:
     def __init__(self, number: int, pids: list[int], share: float, now: float) -> None:
         self.number = number
         self._stopped = False
+        self._at_rest: list[int] = []
         self._own_s: dict[int, float] = {}
         self._inherited_s = self._lost_s = 0.0
         self.count(pids)
@@ -198,11 +213,14 @@ class _Group:
     def count(self, pids: list[int]) -> None:
         """Set its processes. One that has ended left its CPU time to its parent, if that waited for it."""
         before_s = self._total_s()
-        self._own_s, self._inherited_s = {}, 0.0
+        self._own_s, self._inherited_s, self._at_rest = {}, 0.0, []
         for pid in pids:
             with contextlib.suppress(OSError):
                 self._own_s[pid] = _cpu_s(pid)
-                self._inherited_s += _inherited_s(pid)
+                at_rest, inherited_s = _state(pid)
+                self._inherited_s += inherited_s
+                if at_rest:
+                    self._at_rest.append(pid)
         fallen_s = before_s - self._total_s()
         if fallen_s > _INHERITED_TICK_S:  # less is rounding, and comes back
             self._lost_s += fallen_s
@@ -220,6 +238,18 @@ class _Group:
         if self._stopped:
             self._stopped = False
             self._send(signal.SIGCONT)
+
+    def free(self) -> None:
+        """Let those go on that were seen stopped when the group was not to be.
+
+        SIGSTOP and SIGCONT may come while a process of the group forks: the new one then stops after SIGCONT
+        (seen on Linux 6.18, within minutes for shells that start a program every few milliseconds), and all
+        that wait for it use no CPU time, so that no further SIGCONT would ever come. To those alone: in the
+        others a SIGTSTP may be pending.
+        """
+        for pid in () if self._stopped else self._at_rest:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGCONT)
 
     def _send(self, sig: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -254,10 +284,10 @@ def _cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def _inherited_s(pid: int) -> float:
-    """CPU seconds of the children it has waited for, and of theirs; in whole clock ticks."""
+def _state(pid: int) -> tuple[bool, float]:
+    """Whether it is stopped; CPU seconds of the children it has waited for, and of theirs, in whole ticks."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
-    return (int(fields[13]) + int(fields[14])) * _INHERITED_TICK_S
+    return fields[0] == b"T", (int(fields[13]) + int(fields[14])) * _INHERITED_TICK_S
 
 
 # -- cgroups -----------------------------------------------------------------------------------------------

@@ -268,7 +268,7 @@ def test_time_that_nobody_inherits_is_not_forgotten(
 ) -> None:
     own, inherited = {1: 5.0, 2: 3.0}, {1: 1.0, 2: 0.0, 3: 0.0}
     monkeypatch.setattr(cpu_shares, "_cpu_s", own.__getitem__)
-    monkeypatch.setattr(cpu_shares, "_inherited_s", inherited.__getitem__)
+    monkeypatch.setattr(cpu_shares, "_state", lambda pid: (False, inherited[pid]))
     group = cpu_shares._Group(1, [1, 2], 0.5, 0.0)
     assert group.used_s() == 9
     inherited[1] = 4.0  # 2 has ended, 1 has waited for it
@@ -278,6 +278,36 @@ def test_time_that_nobody_inherits_is_not_forgotten(
     group.count([1, 3])
     group.count([1])  # 3 has ended, nobody has waited for it
     assert group.used_s() == 11
+
+
+FORKS = """
+import os, time
+if child := os.fork():
+    os.waitpid(child, 0)
+    while True:
+        pass
+time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("when", ["held", "released", "closed"])
+def test_a_child_that_stopped_after_its_group_was_let_go_on_goes_on_too(
+    start: Callable[..., Process], duty: DutyCycle, when: str
+) -> None:
+    """As the kernel leaves one that was forked between SIGSTOP and SIGCONT."""
+    program = start(*python(FORKS))
+    until(lambda: len(cpu_shares._members({program[0]})[program[0]]) == 2)
+    (child,) = set(cpu_shares._members({program[0]})[program[0]]) - {program[0]}
+    if when == "closed":
+        duty.hold(program, 0.5)
+        os.kill(child, signal.SIGSTOP)
+        duty.close()
+    else:
+        duty.hold(program, 0.5)
+        if when == "released":
+            duty.release(program)
+        os.kill(child, signal.SIGSTOP)
+    until(lambda: state(program[0]) == "R")
 
 
 # -- cgroups -----------------------------------------------------------------------------------------------
