@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.reasons import Why
+from hpcsched.core.states import JobState
 from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir, RunLock
 from hpcsched.store.status import JobStatus, RunStatus, Status, iso, read_status
+
+if TYPE_CHECKING:
+    from hpcsched.core.model import JobSpec
 
 PENDING = "PENDING"
 """The state of a run directory in which no run has begun, and for which jobs wait."""

@@ -8,8 +8,10 @@ from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
 from hpcsched.contract.seats import Seat
+from hpcsched.core.environments import PythonEnvironment as PythonEnvironment
 from hpcsched.core.needs import Needs
 from hpcsched.core.reasons import Reason
+from hpcsched.core.states import JobState as JobState
 
 NOTHING: Mapping[str, Any] = {}
 DDP: Mapping[str, Any] = {"kind": "ddp"}
@@ -17,59 +19,6 @@ DDP: Mapping[str, Any] = {"kind": "ddp"}
 
 PER_GPU, AUTO = "per-gpu", "auto"
 """What a job may say of its processes besides their number: see `core.processes`."""
-
-
-class JobState(StrEnum):
-    """Where a job is in its life. The last five are final."""
-
-    PENDING = "PENDING"
-    HELD = "HELD"
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    SUSPENDING = "SUSPENDING"
-    SUSPENDED = "SUSPENDED"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    TIMEOUT = "TIMEOUT"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    CANCELLED = "CANCELLED"
-
-    @property
-    def final(self) -> bool:
-        return self in _FINAL
-
-    @property
-    def failed(self) -> bool:
-        """Over, without having completed, and not because somebody wanted that."""
-        return self in _FAILED
-
-    @property
-    def active(self) -> bool:
-        """Has processes, and a lease on devices."""
-        return self in _ACTIVE
-
-    @property
-    def code(self) -> str:
-        """Slurm's short code, as squeue prints it (a held job is pending there)."""
-        return _CODES[self]
-
-
-_FAILED = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY})
-_FINAL = _FAILED | {JobState.COMPLETED, JobState.CANCELLED}
-_CODES = {
-    JobState.PENDING: "PD",
-    JobState.HELD: "PD",
-    JobState.STARTING: "CF",
-    JobState.RUNNING: "R",
-    JobState.SUSPENDING: "SI",
-    JobState.SUSPENDED: "S",
-    JobState.COMPLETED: "CD",
-    JobState.FAILED: "F",
-    JobState.CANCELLED: "CA",
-    JobState.TIMEOUT: "TO",
-    JobState.OUT_OF_MEMORY: "OOM",
-}
-_ACTIVE = frozenset({JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING})
 
 
 class Role(StrEnum):
@@ -114,17 +63,6 @@ class Training:
 
     epochs: float | None = None
     continues: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PythonEnvironment:
-    """The Python environment that a job names: by its interpreter, or as a virtual or a conda environment.
-
-    `name` is a path, or (`python`, `conda`) a name that is looked up where the job starts.
-    """
-
-    kind: Literal["python", "venv", "conda"]
-    name: str
 
 
 SIGNALS: Mapping[str, int] = {

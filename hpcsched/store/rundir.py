@@ -16,7 +16,7 @@ import msgspec
 import hpcsched
 from hpcsched.contract import files
 from hpcsched.contract.codec import SMALL_BYTES
-from hpcsched.core.model import PythonEnvironment
+from hpcsched.core.environments import PythonEnvironment
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
 from hpcsched.store.files import write_atomically

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from hpcsched.contract.progress import Batching
-from hpcsched.core.model import JobState
+from hpcsched.core.states import JobState
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
 from hpcsched.printing import said_bytes

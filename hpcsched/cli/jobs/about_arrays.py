@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from hpcsched.core.model import JobState
+from hpcsched.core.states import JobState
 from hpcsched.printing import spans
 from hpcsched.store.status import JobStatus
 

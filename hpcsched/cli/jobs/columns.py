@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcsched.cli.jobs import about_arrays, about_batches
 from hpcsched.cli.jobs.about_arrays import Row
-from hpcsched.core.model import JobState
+from hpcsched.core.states import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError
 from hpcsched.printing import printables, said_cores
@@ -65,6 +65,8 @@ def _counts(job: JobStatus) -> str:
 
 def gpus(job: JobStatus, shared: Container[int] = ()) -> str:
     """Its GPUs, with a + where others have one of them (`shared`) too."""
+    if not job.gpus and job.cores is None:
+        return "-"
     named = cores_held(job) or ",".join(map(str, job.gpus)) or "-"
     return f"{named}+" if any(gpu in shared for gpu in job.gpus) else named
 
@@ -81,7 +83,7 @@ def steps(job: JobStatus) -> str:
 
 def where(job: JobStatus) -> str:
     reason = f"({job.reason})" if job.reason else ""
-    return " ".join(filter(None, [",".join(job.hosts), reason]))
+    return " ".join(filter(None, [",".join(job.hosts), reason])) if job.hosts else reason
 
 
 _SORTED_BY: dict[str, Callable[[JobStatus], Any]] = {
@@ -161,13 +163,12 @@ def table(
         ]
     if header:
         cells = [[FIELDS[key][0], *column] for key, column in zip(keys, cells, strict=True)]
-    cells = [printables(column) for column in cells]
     if parsable:
-        return "".join(["|".join(row) + "\n" for row in zip(*cells, strict=True)])
+        return "".join(["|".join(row) + "\n" for row in zip(*map(printables, cells), strict=True)])
     for at, column in enumerate(columns):
         if (width := column.width) is not None:
             padded = f"%{'' if column.right else '-'}{width}.{width}s"
-            cells[at] = [padded % cell for cell in cells[at]]
+            cells[at] = [padded % cell for cell in printables(cells[at])]
     return aligned(cells, [column.right for column in columns])
 
 

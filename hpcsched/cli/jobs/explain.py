@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     Without JOB: which GPUs of the run are idle with nothing left that could use them, and what can be done.
     Exit code 3: the run's agent is gone, and jobs are left.
     """
+    gc.disable()  # as in `status`
     from hpcsched.policy import make_policy
     from hpcsched.store.replay import replay
 

@@ -31,7 +31,7 @@ from hpcsched.cli.jobs.columns import (
     table,
 )
 from hpcsched.client import waiting
-from hpcsched.core.model import JobState
+from hpcsched.core.states import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, NoSuchRun
 from hpcsched.printing import gpus as named
