@@ -16,6 +16,7 @@ from hpcsched.store import journal
 
 _ENDS = (ev.WorkersExited, ev.LaunchFailed)
 _MARK = b'"type":"EventVoided"'
+_ADDED = b'"mechanisms":["'
 
 
 class Contradiction(StoreError):
@@ -53,7 +54,8 @@ def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -
 
     Raises StoreError: Damaged, Contradiction, NotInstalled.
     """
-    mechanisms.load()
+    if _ADDED in journal.content(path):  # to look for other packages takes as long as to start Python
+        mechanisms.load()
     machine, length, records, commands = Machine(make_policy), 0, 0, set[str]()
     void = voided(path)
     for event, end in journal.read(path):

@@ -216,6 +216,12 @@ class _State(msgspec.Struct):
     state: JobState
 
 
+class _RunAlone(msgspec.Struct):
+    """The part of a status with the run."""
+
+    run: RunStatus
+
+
 class _Brief(msgspec.Struct):
     """The part of a status with the run and the states of its jobs."""
 
@@ -241,7 +247,7 @@ class RunSummary(msgspec.Struct, kw_only=True):
         return self.state in ("RUNNING", "DRAINING") and not self.stale
 
 
-S = TypeVar("S", Status, StatusPage, _Brief)
+S = TypeVar("S", Status, StatusPage, _Brief, _RunAlone)
 
 
 def read_status(rundir: RunDir) -> Status:
@@ -256,6 +262,11 @@ def read_status(rundir: RunDir) -> Status:
 def read_page(rundir: RunDir) -> StatusPage:
     """As `read_status`, with the jobs as JSON."""
     return _read(rundir, StatusPage)
+
+
+def read_run(rundir: RunDir) -> RunStatus:
+    """What the newest snapshot says of the run itself; raises as `read_status`."""
+    return _read(rundir, _RunAlone).run
 
 
 def _read(rundir: RunDir, kind: type[S]) -> S:

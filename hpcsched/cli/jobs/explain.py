@@ -41,7 +41,7 @@ from hpcsched.core.saving import how_suspended
 from hpcsched.durations import clock
 from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
 from hpcsched.store.rundir import RunDir
-from hpcsched.store.status import CoresStatus, ShortDisk, read_status
+from hpcsched.store.status import CoresStatus, ShortDisk, read_run, read_status
 
 
 @click.command()
@@ -189,7 +189,7 @@ def _saves(rundir: RunDir, machine: Machine, job: Job) -> str:
 def _short_disks(rundir: RunDir) -> list[ShortDisk]:
     """Where the next saves may not find room, while the agent lives."""
     with contextlib.suppress(StoreError, NoSuchRun):
-        run = read_status(rundir).run
+        run = read_run(rundir)
         return run.short_disks if run.alive else []
     return []
 

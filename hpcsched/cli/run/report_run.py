@@ -12,7 +12,7 @@ from hpcsched.core.model import Device
 from hpcsched.errors import HpcschedError, NoSuchRun, StoreError
 from hpcsched.printing import gpus
 from hpcsched.store.rundir import RunDir
-from hpcsched.store.status import read_status
+from hpcsched.store.status import read_run
 
 MOST_HOSTS = 16
 """Hosts that are named one by one; of more the first, and how many they are."""
@@ -36,10 +36,10 @@ def state_of(rundir: RunDir, machine: Machine) -> tuple[str, list[str]]:
     """The run's state by its snapshot, and what has to be said about it."""
     from hpcsched.cli.jobs import batch_job_status
     from hpcsched.durations import clock
-    from hpcsched.store.status import age_s, read_status
+    from hpcsched.store.status import age_s, read_run
 
     try:
-        run = read_status(rundir).run
+        run = read_run(rundir)
     except (NoSuchRun, StoreError):
         return ("FINISHED" if machine.run.finished else "UNKNOWN"), []
     batch_job_status.ask(run)
@@ -98,7 +98,7 @@ def _by_record(rundir: RunDir) -> Iterator[tuple[str, str]]:
         yield "environment", f"{record.environment.kind} {record.environment.name}"
     allocation = dict(record.allocation)
     with contextlib.suppress(HpcschedError):  # without a snapshot the record alone
-        allocation |= read_status(rundir).run.allocation
+        allocation |= read_run(rundir).allocation
     kind, job_id = allocation.get("kind"), allocation.get("id")
     if job_id:
         cluster = f" on {allocation['cluster']}" if allocation.get("cluster") else ""
