@@ -13,7 +13,7 @@ from hpcsched.contract.schema import either, flag, many, number, one_of, option,
 from hpcsched.core.model import MOST_JOBS, SIGNALS
 from hpcsched.jobfile.needs import GPU_TYPE, MODULES, MOST_CPUS, SIZE
 
-NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9._=-]{1,64}")
 
 MOST_STEPS = schema.LARGEST
 
@@ -61,7 +61,7 @@ _WORDS = many(text(""), "a list of texts that are not empty")
 class Job:
     """A [[job]] table as written, and what is right for each key."""
 
-    name: str = option(text("1 to 64 of A-Z a-z 0-9 . _ -", f"^{NAME.pattern}$"))
+    name: str = option(text("1 to 64 of A-Z a-z 0-9 . _ = -", f"^{NAME.pattern}$"))
     model: str | None = option(text("text: the key of a profile", least=0), None)
     steps: int | None = option(whole("a positive number of steps"), None)
     epochs: float | None = option(

@@ -19,7 +19,7 @@ RESERVED = ("accumulation", "attempt", "checkpoint", "checkpoint_dir", "id", "in
 """Not for values: what is filled in otherwise, or may be. {index} is the job's number in its array."""
 
 _RANGE = re.compile(r"(-?\d{1,9})\.\.(-?\d{1,9})(?:\.\.(\d{1,9}))?")
-_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+_ODD = re.compile(r"[^A-Za-z0-9._=-]+")
 _LONGEST = 64
 IN_BRACES = r"\{[A-Za-z_]"
 """What begins a place for a value: the names that have one are checked when it is filled."""
@@ -118,8 +118,8 @@ def _one(
 
 def _array_name(template: str, rest: Mapping[str, Any]) -> str:
     """The name without what stands for values, and without what joined that."""
-    bare = re.sub(r"[-_.]*\{[^{}]*\}", "", template)
-    bare = _ODD.sub("-", bare).strip("-_.")[: _LONGEST - 8]
+    bare = re.sub(r"[-_.]*([A-Za-z0-9_.]+=)?\{[^{}]*\}", "", template)
+    bare = _ODD.sub("-", bare).strip("-_.=")[: _LONGEST - 8]
     model = rest.get("model")
     return bare or (model if isinstance(model, str) and NAME.fullmatch(model) else "sweep")
 

@@ -153,7 +153,7 @@ class _Line:
     def name(self) -> str:
         name = self.cells.get("name", "")
         if name and not NAME.fullmatch(name):
-            self.refuse("name", repr(name), "1 to 64 of A-Z a-z 0-9 . _ -")
+            self.refuse("name", repr(name), "1 to 64 of A-Z a-z 0-9 . _ = -")
         return name
 
     def seconds(self, column: str) -> Decimal:

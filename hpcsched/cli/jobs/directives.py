@@ -52,7 +52,7 @@ class WithDirectives(click.Command):
                 said, rest, _ = self.make_parser(ctx).parse_args(list(options))
             except click.UsageError as error:
                 raise ConfigError(
-                    where=where, got=error.format_message(), accepted="#HPCSCHED OPTIONS"
+                    where=where, got=error.format_message().rstrip("."), accepted="options of `submit`"
                 ) from None
             words = said.pop("words", None)
             if rest or {"-h", "--help"} & set(options) or (isinstance(words, (tuple, list)) and words):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.argument("job", shell_complete=job_names)
 @dir_option
 @click.option("-m", "--metric", "wanted", metavar="NAME", multiple=True, help="These only; repeatable.")
-@click.option("-n", "--lines", type=click.IntRange(min=1), help="The last N points only.")
+@click.option("-n", "--lines", type=click.IntRange(min=1), help="The last N lines only.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, all metrics, with times.")
 @json_option
 @click.pass_context
@@ -60,7 +60,9 @@ def metrics(
         if name not in known:
             raise ConfigError(where="--metric", got=repr(name), accepted=", ".join(known))
     names = list(wanted) or known
-    points = [point for point in points if not point.values.keys().isdisjoint(names)][-(lines or 0) :]
+    points = [point for point in points if not point.values.keys().isdisjoint(names)]
+    if as_json or as_csv:
+        points = points[-(lines or 0) :]
     if as_json:
         rows = [{"step": p.step, "t": p.t, "attempt": p.attempt, **_of(p, names)} for p in points]
         page = {"schema": 1, "id": found.id, "name": found.name, "points": rows}
@@ -72,20 +74,22 @@ def metrics(
             values = (point.values.get(name) for name in names)
             table.writerow((point.step, point.t, point.attempt, *values))
     else:
-        _show(points, names)
+        _show(points, names, lines or 0)
 
 
 def _of(point: Point, names: Sequence[str]) -> dict[str, float | None]:
     return {name: point.values[name] for name in names if name in point.values}
 
 
-def _show(points: Sequence[Point], names: Sequence[str]) -> None:
-    """A table with a row for each step, and of as many metrics as the terminal has room for."""
+def _show(points: Sequence[Point], names: Sequence[str], last: int = 0) -> None:
+    """A table with a row for each step, the `last` ones (0: all), and of as many metrics as the terminal has
+    room for."""
     rows: list[tuple[int, dict[str, float | None]]] = []
     for point in points:
         if not rows or rows[-1][0] != point.step or not rows[-1][1].keys().isdisjoint(point.values):
             rows.append((point.step, {}))
         rows[-1][1].update(_of(point, names))
+    rows = rows[-last:]
     columns = [["STEP", *(str(step) for step, _ in rows)]]
     columns += [[name, *(_text(values, name) for _, values in rows)] for name in names]
     widths = [max(map(len, column)) for column in columns]

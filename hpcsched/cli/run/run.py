@@ -30,6 +30,7 @@ from hpcsched.cli.common import (
 )
 from hpcsched.cli.jobs.directives import directives
 from hpcsched.cli.jobs.given_jobs import is_job_file, of_command, sweep_options
+from hpcsched.cli.option_groups import GroupedOptions
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.environments import environment_options, was_said
 from hpcsched.cli.run.last_words import tell_result
@@ -42,6 +43,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.store import run_folders
+from hpcsched.store.rundir import agent_works
 
 if TYPE_CHECKING:
     from hpcsched.agent.allocation.requeue import RequeuePlan
@@ -66,7 +68,7 @@ KEPT_SEARCH = "search.toml"
 """In the run directory of a search: what it was when the run began."""
 
 
-@click.command()
+@click.command(cls=GroupedOptions)
 @click.argument(
     "words", nargs=-1, type=click.UNPROCESSED, metavar="[JOBS.toml | -- COMMAND...]", shell_complete=files
 )
@@ -85,6 +87,7 @@ KEPT_SEARCH = "search.toml"
 @option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")
 @option("--resume", is_flag=True, help="Continue the run in the run directory, if there is one.")
 @option("--update", is_flag=True, help=_UPDATE)
+@option("--retry", is_flag=True, help="With --resume: run failed jobs again, as `hpcsched retry --failed`.")
 @option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf or none.")
 @option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
 @option(
@@ -213,6 +216,7 @@ def conduct(
     report: Callable[[Any], int] | None = None,
     keep: Callable[[Any, Path], None] | None = None,
     update: bool = False,
+    retry: bool = False,
     release_idle_nodes: float | None = None,
     environment: PythonEnvironment | None = None,
     stay_s: float | None = None,
@@ -227,8 +231,8 @@ def conduct(
     `source` gives more jobs, all of them `like` this one, `display` shows what happens, `check` raises when
     there is no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it
     returns the exit code of a run without work left. `keep` puts more of it into the database. `update`: what
-    the job file says of jobs that the run has is taken. `environment`: that of jobs that name none.
-    `notify`: who is told of what.
+    the job file says of jobs that the run has is taken. `retry`: failed jobs run again. `environment`:
+    that of jobs that name none. `notify`: who is told of what.
     """
     from hpcsched.agent import start
     from hpcsched.agent.allocation.requeue import RequeuePlan
@@ -237,6 +241,7 @@ def conduct(
     from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
     from hpcsched.cli.run.live import Narrator
     from hpcsched.cli.run.live_table import LiveTable
+    from hpcsched.client.requests import retry_failed
 
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -244,6 +249,8 @@ def conduct(
     chain = chain or chain_script is not None
     if requeue and chain:
         raise click.UsageError("--requeue and --chain are two ways to come back: give one")
+    if retry and not resume:
+        raise click.UsageError("--retry goes with --resume")
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
     system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)
     asked = {"resume": resume, "requeue": requeue, "chain": chain, "chain_script": chain_script}
@@ -282,6 +289,8 @@ def conduct(
     def shown(machine: Machine) -> Display:
         return LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet)
 
+    if retry and not agent_works(rundir):
+        retry_failed(rundir)
     observers = Observers(rundir, display=display or shown, notify=notify)
     order = start.RunRequest(
         dir=rundir.root,

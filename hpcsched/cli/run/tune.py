@@ -12,6 +12,7 @@ import click
 
 from hpcsched.accounts import user_name
 from hpcsched.cli.common import Renamed, check_chart, find_run, goes_on, say
+from hpcsched.cli.option_groups import GroupedOptions
 from hpcsched.cli.run import notifying, staying
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.notifying import notify_options
@@ -29,7 +30,7 @@ from hpcsched.tuning.feeding import Feeder, Trials, check_results
 from hpcsched.tuning.search import PACKINGS, check_packing, example_of
 
 
-@click.command()
+@click.command(cls=GroupedOptions)
 @click.argument("search", type=click.Path(path_type=Path))
 @click.option("--packing", type=click.Choice(PACKINGS), help="Packing, instead of what the file says.")
 @click.option(
@@ -102,6 +103,7 @@ _NOT_OF_A_SEARCH = (
     "each",
     "array",
     "at_once",
+    "retry",
     "compare",
     "gantt",
     *OPTIONS,

@@ -56,6 +56,17 @@ def test_an_edited_job_file_is_never_ignored_in_silence(bench: Bench) -> None:
     assert (bench.dir / "jobs" / "3" / "checkpoint.before.2" / "count").read_text() == "5\n"
 
 
+def test_one_command_runs_again_what_has_failed(bench: Bench) -> None:
+    jobs = bench.set_of(job("fails", "[ -e go ]", gpus=1, retries=0), job("good", "true", gpus=1))
+    assert bench("run", jobs, *CPU).returncode == 1
+    assert bench("run", "--retry").returncode == 2
+    (bench.folder / "go").touch()
+    for _ in range(2):  # the second time nothing has failed
+        assert bench("run", "--resume", "--retry", *CPU).returncode == 0
+        assert set(bench.states().values()) == {"COMPLETED"}
+    assert [bench.job(name)["attempt"] for name in ("fails", "good")] == [2, 1]
+
+
 def test_commands_of_a_living_run_that_could_not_be_obeyed_are_refused(bench: Bench) -> None:
     rigid = job("rigid", "trap 'exit 0' TERM; while :; do sleep 0.1; done", gpus=1)
     fails = job("fails", "[ -e ../../../go ] || exit 1", gpus=1, retries=0, workdir="run/jobs/2")

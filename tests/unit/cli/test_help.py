@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from rundirs import a_home, a_run
 
-from hpcsched.cli import examples
+from hpcsched.cli import examples, option_groups
 from hpcsched.cli.main import cli
 
 
@@ -54,6 +54,18 @@ def test_commands_stand_in_groups() -> None:
     heads = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert heads == ["Options", "Run", "Look", "Jobs", "Measure and plan", "Site"]
     assert all(f"\n  {name} " in shown for name in cli.list_commands(click.Context(cli)))
+
+
+def test_options_stand_in_groups() -> None:
+    known = {parameter.name for name in ("run", "tune") for parameter in ALL[name].params}
+    assert known >= {name for names in option_groups.RUN.values() for name in names}
+    for name in ("run", "tune"):
+        shown = CliRunner().invoke(cli, [name, "--help"], terminal_width=80).output
+        for parameter in ALL[name].params:
+            if isinstance(parameter, click.Option):
+                assert sum(line.split()[:1] == [parameter.opts[-1]] for line in shown.splitlines()) <= 1
+                assert parameter.opts[0] in shown
+        assert "\nBatch job:\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ HEADER = "submit_s,duration_s,gpus,name"
         (f"{HEADER}\n1,2,0,a\n", ":2: gpus: '0'; accepted: a whole number of at least 1"),
         (f"{HEADER}\n1,2,1.5,a\n", ":2: gpus: '1.5'; accepted: a whole number of at least 1"),
         (f"{HEADER}\n1,2,1,a\n1,2,1,a\n", ":3: name: a again, after line 2; accepted: a name that no other"),
-        (f"{HEADER}\n1,2,1,a b\n", ":2: name: 'a b'; accepted: 1 to 64 of A-Z a-z 0-9 . _ -"),
+        (f"{HEADER}\n1,2,1,a b\n", ":2: name: 'a b'; accepted: 1 to 64 of A-Z a-z 0-9 . _ = -"),
         (f"{HEADER}\n1,,1,a\n", ":2: duration_s: nothing; accepted: seconds; or a model, and its steps"),
         (
             "time,app\n1,ufo\n",

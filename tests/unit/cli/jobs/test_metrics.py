@@ -45,6 +45,7 @@ def test_a_table_has_a_row_for_each_step() -> None:
         ["20", "0.9", "0.05", "1.25"],
         ["30", "nan", "0.05"],
     ]
+    assert hpcsched("job-1", "-n", "2").stdout.split()[-7:-3] == ["20", "0.9", "0.05", "1.25"]
     shown = hpcsched("1", "-m", "val, loss").stdout
     assert [line.split() for line in shown.splitlines()] == [["STEP", "val,", "loss"], ["20", "1.25"]]
 
