@@ -101,6 +101,11 @@ def said_bytes(number: float) -> str:
     return f"{number:.0f} {unit}" if number >= 99.5 or unit == "B" else f"{number:.2g} {unit}"
 
 
+def short_bytes(number: float) -> str:
+    """A number of bytes as Slurm's tables have it: `640K`, `3.2G`; each unit is 1024 of the one before."""
+    return said_bytes(number).replace(" ", "").removesuffix("B").removesuffix("i")
+
+
 def said_cores(cores: float) -> str:
     """A number of CPU cores as it stands where others have GPU counts: `0.9c`."""
     return f"{round(cores, 1 if cores >= 10 else 2):g}c"

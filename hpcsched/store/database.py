@@ -36,7 +36,7 @@ from hpcsched.store.models import (
 )
 from hpcsched.store.profiles import RateSample, parse_profiles, to_json
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 """The schema revisions that this version knows, oldest first; it works with the last one."""
 HEAD = REVISIONS[-1]
 
@@ -67,8 +67,9 @@ class FinishedJob:
     """A job that has ended, as `history` shows it.
 
     `_s` are seconds of the run's clock, `_at` the wall time (ISO, UTC); `start_*` is None for a job
-    that never started, `steps_repeated` None for a program that reports no progress. `attempts`
-    are as in `simulate --json`.
+    that never started, `steps_repeated` None for a program that reports no progress. `max_rss_bytes` is the
+    most memory that its processes together had resident when they were looked at; None: not measured.
+    `attempts` are as in `simulate --json`.
     """
 
     run_id: str
@@ -88,6 +89,7 @@ class FinishedJob:
     steps_repeated: int | None
     suspensions: int
     gpus_max: int
+    max_rss_bytes: int | None = None
     attempts: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 

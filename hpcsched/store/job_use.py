@@ -21,6 +21,7 @@ MOST_BYTES = 2**25
 """The longest that the file gets (chosen): some 200 000 lines."""
 
 _Number = Annotated[float, Meta(ge=0, le=1e15)]
+_Mib = Annotated[float, Meta(ge=0, le=2.0**40)]
 
 
 class JobUse(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -29,7 +30,7 @@ class JobUse(msgspec.Struct, kw_only=True, omit_defaults=True):
     `gpu_s` are the GPU-seconds for which the utilisation of its GPUs was sampled, and `busy_gpu_s` those of
     them for which they were busy. `energy_j` is what its GPUs took in `energy_gpu_s` GPU-seconds, in joules.
     `cpu_s` are the CPU-seconds of its processes in `cpu_over_s` seconds, and `memory_mib` the most memory
-    that these had resident at once; both where they run on the agent's host.
+    that these had resident at once (0: none was seen); both where they run on the agent's host.
 
     Job 0 is nobody alone: with `shared` the GPUs that several jobs had at once, else those that none had.
     """
@@ -43,7 +44,7 @@ class JobUse(msgspec.Struct, kw_only=True, omit_defaults=True):
     energy_gpu_s: _Number = 0.0
     cpu_s: _Number = 0.0
     cpu_over_s: _Number = 0.0
-    memory_mib: _Number = 0.0
+    memory_mib: _Mib = 0.0
 
     def add(self, other: JobUse) -> None:
         """Add what was measured at another time."""

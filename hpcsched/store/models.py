@@ -113,6 +113,7 @@ class HistoryRow(Base):
     steps_repeated: Mapped[int | None]
     suspensions: Mapped[int]
     gpus_max: Mapped[int]
+    max_rss_bytes: Mapped[int | None]
     attempts: Mapped[list[Any]]
 
 

@@ -23,7 +23,7 @@ from hpcsched.cli.common import (
 from hpcsched.core.model import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import HpcschedError, NoSuchRun
-from hpcsched.printing import printables, said_cores
+from hpcsched.printing import printables, said_cores, short_bytes
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
 
@@ -58,6 +58,9 @@ def history(
     """Finished jobs of the run in --dir, or of all runs: what they used, how they ended.
 
     A run's jobs come here when the run stops; until then `status --states all` has them.
+
+    MAXRSS: the most memory that a job's processes together had resident, as it was sampled every 20 s; "-":
+    not measured.
     """
     from hpcsched.store.database import Database
 
@@ -86,7 +89,7 @@ def history(
     on_cores = [_on_cores(job) for job in jobs]
     core_hours = ("CORE-H",) if any(on_cores) else ()
     heads = ("JOBID", "NAME", "MODEL", "STATE", "EXIT", "STARTED", "TIME", "GPUS", "GPU-H", *core_hours)
-    rows: list[tuple[str, ...]] = [(*heads, "SUSP", "STEPS")]
+    rows: list[tuple[str, ...]] = [(*heads, "SUSP", "STEPS", "MAXRSS")]
     for job, cores in zip(jobs, on_cores, strict=True):
         started = "-"
         if job.start_at:
@@ -106,6 +109,7 @@ def history(
                 *(f"{cores[1]:.3f}" if cores else "-" for _ in core_hours),
                 str(job.suspensions),
                 "-" if job.steps is None else str(job.steps),
+                "-" if job.max_rss_bytes is None else short_bytes(job.max_rss_bytes),
             )
         )
     _print(rows, parsable=parsable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,12 +11,17 @@ from pathlib import Path
 import msgspec
 
 from hpcsched.agent.life import LifeResult
+from hpcsched.cli.common import say
 from hpcsched.cli.run.results import Bounds, result_of
 from hpcsched.core.jobs import Costs
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.profile import Cost, Profile
+from hpcsched.errors import StoreError
+from hpcsched.store import job_use
 from hpcsched.store.database import Database, FinishedJob, RunEntry, iso
+from hpcsched.store.job_use import JobUse
+from hpcsched.store.rundir import RunDir
 
 
 def archive(life: LifeResult, database: Path, directory: str) -> None:
@@ -36,7 +41,7 @@ def archive(life: LifeResult, database: Path, directory: str) -> None:
                 ended_at=iso(datetime.now(UTC)),
             )
         )
-        opened.record_jobs(_finished(life))
+        opened.record_jobs(_finished(life, _used(Path(directory))))
         opened.record_parallel(sorted(machine.estimates.parallel))
         # Stand-ins follow a profile: what they "do" teaches nothing.
         if life.device_kind != "replay":
@@ -45,7 +50,15 @@ def archive(life: LifeResult, database: Path, directory: str) -> None:
             opened.record_profiles(_learnt(machine, life.device_kind, known))
 
 
-def _finished(life: LifeResult) -> list[FinishedJob]:
+def _used(directory: Path) -> Mapping[tuple[int, bool], JobUse]:
+    try:
+        return job_use.read(RunDir(directory).job_use)
+    except StoreError as error:
+        say(f"hpcsched: {error}: the history of this run has no MaxRSS", err=True)
+        return {}
+
+
+def _finished(life: LifeResult, uses: Mapping[tuple[int, bool], JobUse]) -> list[FinishedJob]:
     machine = life.machine
 
     def wall(at: float) -> str:
@@ -59,6 +72,7 @@ def _finished(life: LifeResult) -> list[FinishedJob]:
         job = machine.run.jobs[result.id]
         if not job.state.final or job.ended_s is None:
             continue
+        used = uses.get((job.id, False))
         jobs.append(
             FinishedJob(
                 run_id=life.run.id,
@@ -78,6 +92,7 @@ def _finished(life: LifeResult) -> list[FinishedJob]:
                 steps_repeated=job.steps_repeated,
                 suspensions=job.suspensions,
                 gpus_max=max((len(a.gpus) for a in job.attempts), default=0),
+                max_rss_bytes=round(used.memory_mib * 2**20) if used and used.memory_mib else None,
                 attempts=msgspec.to_builtins(result.attempts),
             )
         )

@@ -136,7 +136,7 @@ def _measured(uses: Iterable[JobUse]) -> dict[str, Any]:
         "cpu_hours": _hours(total.cpu_s, total.cpu_over_s),
         "cpu_measured_h": round(total.cpu_over_s / HOUR_S, 6),
         "cores": round(total.cpu_s / total.cpu_over_s, 2) if cpu else None,
-        "memory_mib": round(total.memory_mib, 1) if cpu else None,
+        "memory_mib": round(total.memory_mib, 1) or None,
     }
 
 

@@ -52,6 +52,7 @@ JOB = FinishedJob(
     steps_repeated=None,
     suspensions=0,
     gpus_max=3,
+    max_rss_bytes=3 * 2**40,
     attempts=[{"start_s": 1.0, "end_s": 60.0, "gpus": [0, 1, 2], "role": "primary", "ended": "completed"}],
 )
 
@@ -209,6 +210,17 @@ def test_profiles_of_an_earlier_schema_stay_and_newer_costs_can_be_kept(path: Pa
         assert db._revision() == HEAD != "0001"
         db.record_profile(in_place)
         assert set(map(str, db.profiles())) == {str(PROFILE), str(in_place)}
+
+
+def test_jobs_of_an_earlier_schema_stay_and_have_no_memory(db: Database) -> None:
+    db.record_run(RUN)
+    db.record_jobs([JOB])
+    with db._transaction(write=True) as connection:
+        config = scripts()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "0006")
+    with Database(db.path) as again:
+        assert again.history() == (replace(JOB, max_rss_bytes=None),)
 
 
 # Files that are not what they should be

@@ -9,6 +9,7 @@ import pytest
 
 from hpcsched.cli.run.archive import _finished, _learnt
 from hpcsched.core.model import Kind
+from hpcsched.store.job_use import JobUse
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 
@@ -79,7 +80,7 @@ def test_a_job_has_its_steps_or_where_it_was_given_epochs_those_it_did(steps, ke
     driver.reports("x", 400, rate=2.0)
     driver.exits("x", 0)
     life = SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r"))
-    (found,) = _finished(life)
+    (found,) = _finished(life, {})
     assert (found.name, found.steps) == ("x", kept)
 
 
@@ -87,5 +88,17 @@ def test_a_program_that_tells_no_steps_has_none():
     driver = Driver(a_job("x", steps=None), gpus=1)
     driver.runs("x")
     driver.exits("x", 0)
-    (found,) = _finished(SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r")))
+    life = SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r"))
+    (found,) = _finished(life, {})
     assert found.steps is None
+
+
+def test_memory_is_that_of_the_job_alone_and_none_where_none_was_seen():
+    driver = Driver(a_job("x"), a_job("y"), a_job("z"), gpus=3)
+    driver.runs("x", "y", "z")
+    for name in "xyz":
+        driver.exits(name, 0)
+    life = SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r"))
+    seen = [JobUse(job=1, memory_mib=1.5), JobUse(job=2, cpu_over_s=20.0), JobUse(job=0, memory_mib=9.0)]
+    finished = _finished(life, {(use.job, use.shared): use for use in seen})
+    assert [job.max_rss_bytes for job in finished] == [3 * 2**19, None, None]
