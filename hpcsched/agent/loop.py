@@ -167,7 +167,7 @@ class Agent:
         events += self._r.ending.events()
         events += self._r.effects.collect()
         events += self._r.gpu_watch.look(self._clock.now(), events)
-        events += self._r.device_use.look(self._clock.now())
+        events += self._r.shared_use.look(self._clock.now())
         self._tell_of_gpus(events)
         events += self._hosts_lost()  # which has been told already
         for look in self._r.alongside:

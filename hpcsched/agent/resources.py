@@ -11,10 +11,10 @@ from typing import Protocol
 from hpcsched.agent.admission import Admission
 from hpcsched.agent.allocation.ending import AllocationEnd
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_watch import GpuWatch
 from hpcsched.agent.inbox import Inbox
+from hpcsched.agent.shared_use import SharedUseMeter
 from hpcsched.agent.staying import Staying
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
@@ -72,7 +72,7 @@ class Resources:
     inbox: Inbox
     snapshot: SnapshotWriter
     gpu_watch: GpuWatch
-    device_use: DeviceUse
+    shared_use: SharedUseMeter
     clock: RunClock
     selector: selectors.BaseSelector
     observer: Observer

@@ -25,7 +25,6 @@ from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.alongside import alongside
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.cpu_cores import CPUS_PER_GPU
-from hpcsched.agent.device_use import DeviceUse
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, keep_samples, prohibited
@@ -53,6 +52,7 @@ from hpcsched.agent.recovery import (
 )
 from hpcsched.agent.resources import FindJobs, Observer, Resources
 from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
+from hpcsched.agent.shared_use import SharedUseMeter
 from hpcsched.agent.staying import Staying
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
@@ -289,7 +289,7 @@ def run(
             tell=say,
             publish=lambda deadline: setattr(snapshot, "deadline", deadline),
         )
-        device_use = DeviceUse(
+        shared_use = SharedUseMeter(
             machine,
             gpu_watch.sample,
             host="" if hosts.remote else hosts.host_names[0],
@@ -302,7 +302,7 @@ def run(
             inbox=Inbox(rundir),
             snapshot=snapshot,
             gpu_watch=gpu_watch,
-            device_use=device_use,
+            shared_use=shared_use,
             clock=clock,
             selector=selector,
             observer=observer,

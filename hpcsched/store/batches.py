@@ -9,8 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from hpcsched.decoding import decode, read_file
-from hpcsched.errors import BadInput, StoreError
+from hpcsched.store.json_lines import read_lines
 
 BATCHES_FILE = "batches.jsonl"
 """Its name in a job's folder."""
@@ -54,19 +53,8 @@ def read_batches(path: Path) -> Sequence[Decision]:
     lost steps. Lines that cannot be decoded, such as a torn last one, are left out. Raises StoreError if the
     file cannot be read.
     """
-    try:
-        data = read_file(path, most_bytes=MAX_BYTES)
-    except FileNotFoundError:
-        return ()
-    except (OSError, BadInput) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"cannot read {path}: {why}") from error
     kept: list[Decision] = []
-    for line in data.split(b"\n"):
-        try:
-            decision = decode(line, Decision)
-        except BadInput:
-            continue
+    for decision in read_lines(path, Decision, most_bytes=MAX_BYTES):
         while kept and kept[-1].step >= decision.step:
             kept.pop()
         kept.append(decision)

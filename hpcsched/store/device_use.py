@@ -7,7 +7,6 @@ each line to come is of twice as many samples: the whole run stays in it, ever m
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -16,9 +15,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from hpcsched.decoding import decode, read_file
-from hpcsched.errors import BadInput, StoreError
+from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
+from hpcsched.store.json_lines import append_lines, encoded, read_lines
 
 MOST_BYTES = 2**21
 """The longest that the file gets (chosen): 8 GPUs are in it every 5 s for half a day."""
@@ -45,19 +44,8 @@ def read_use(path: Path) -> Sequence[Use]:
     Lines that cannot be decoded are left out, and so are those before the newest ones of the same time: a
     life of the agent that was lost. Raises StoreError if the file cannot be read.
     """
-    try:
-        data = read_file(path, most_bytes=2 * MOST_BYTES)
-    except FileNotFoundError:
-        return ()
-    except (OSError, BadInput) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"cannot read {path}: {why}") from error
     kept: list[Use] = []
-    for line in data.split(b"\n"):
-        try:
-            use = decode(line, Use)
-        except BadInput:
-            continue
+    for use in read_lines(path, Use, most_bytes=2 * MOST_BYTES):
         while kept and kept[-1].at >= use.at:
             kept.pop()
         kept.append(use)
@@ -71,7 +59,6 @@ class UseRecord:
     def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
         self._path, self._most_bytes = path, most_bytes
         self._pending: list[Use] = []
-        self._size = 0
         self._begun = False
         self.stride = 1
         """The number of samples in each line."""
@@ -83,22 +70,12 @@ class UseRecord:
         self._pending.append(Use(at=max(0.0, at), n=1, gpus=dict(gpus)))
         if len(self._pending) < self.stride:
             return
-        line = _encoded([_mean(self._pending)])
+        line = [_mean(self._pending)]
         self._pending.clear()
         with contextlib.suppress(OSError, StoreError):
-            if not self._begun or self._size + len(line) > self._most_bytes:
+            if not self._begun or not append_lines(self._path, line, most_bytes=self._most_bytes):
                 self._rewrite()
-            self._append(line)
-
-    def _append(self, line: bytes) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._begun = False  # where this ends half-way the next line would be lost with it
-        descriptor = os.open(self._path, flags, 0o600)
-        try:
-            self._begun = os.write(descriptor, line) == len(line)
-        finally:
-            os.close(descriptor)
-        self._size += len(line)
+                append_lines(self._path, line, most_bytes=self._most_bytes)
 
     def _rewrite(self) -> None:
         """Have whole lines alone in the file, and fewer of them if it is full."""
@@ -107,17 +84,13 @@ class UseRecord:
         except StoreError:
             uses = ()  # somebody else's
         self.stride = max(self.stride, uses[-1].n if uses else 1)
-        data = _encoded(uses)
+        data = encoded(uses)
         while len(data) > self._most_bytes // 2 and len(uses) > 1:
             uses = [_mean(pair) for pair in _pairs(uses)]
             self.stride *= 2
-            data = _encoded(uses)
+            data = encoded(uses)
         write_atomically(self._path, data)
-        self._size, self._begun = len(data), True
-
-
-def _encoded(uses: Iterable[Use]) -> bytes:
-    return b"".join(msgspec.json.encode(use) + b"\n" for use in uses)
+        self._begun = True
 
 
 def _pairs(uses: Sequence[Use]) -> Iterable[Sequence[Use]]:

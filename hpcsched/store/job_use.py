@@ -7,15 +7,13 @@ over, and one of each that runs in every ten minutes; a file that has become too
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from hpcsched.decoding import decode, read_file
-from hpcsched.errors import BadInput, StoreError
+from hpcsched.store.json_lines import append_lines, read_lines
 
 MOST_BYTES = 2**25
 """The longest that the file gets (chosen): some 200 000 lines."""
@@ -65,17 +63,9 @@ class JobUse(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 def append(path: Path, uses: list[JobUse]) -> None:
     """Add lines; never raises: a run does not end because nobody can see later what its jobs have used."""
-    lines = b"".join(msgspec.json.encode(use) + b"\n" for use in uses if not use.nothing)
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            size = os.fstat(descriptor).st_size
-            torn = size and os.pread(descriptor, 1, size - 1) != b"\n"
-            if lines and size + len(lines) <= MOST_BYTES:
-                os.write(descriptor, b"\n" * bool(torn) + lines)
-        finally:
-            os.close(descriptor)
+    if measured := [use for use in uses if not use.nothing]:
+        with contextlib.suppress(OSError):
+            append_lines(path, measured, most_bytes=MOST_BYTES)
 
 
 def read(path: Path) -> dict[tuple[int, bool], JobUse]:
@@ -83,16 +73,7 @@ def read(path: Path) -> dict[tuple[int, bool], JobUse]:
 
     Lines that cannot be decoded are left out. Raises StoreError if the file cannot be read.
     """
-    try:
-        data = read_file(path, most_bytes=2 * MOST_BYTES)
-    except FileNotFoundError:
-        return {}
-    except (OSError, BadInput) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise StoreError(f"cannot read {path}: {why}") from error
     found: dict[tuple[int, bool], JobUse] = {}
-    for line in data.split(b"\n"):
-        with contextlib.suppress(BadInput):
-            use = decode(line, JobUse)
-            found.setdefault((use.job, use.shared), JobUse(job=use.job, shared=use.shared)).add(use)
+    for use in read_lines(path, JobUse, most_bytes=2 * MOST_BYTES):
+        found.setdefault((use.job, use.shared), JobUse(job=use.job, shared=use.shared)).add(use)
     return found

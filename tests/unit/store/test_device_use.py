@@ -63,7 +63,7 @@ def test_what_is_no_record_is_left_out(line: bytes, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_the_record_is_refused_and_begun_anew(tmp_path: Path) -> None:
-    assert read_use(tmp_path / "none") == ()
+    assert read_use(tmp_path / "none") == []
     path = tmp_path / "use.jsonl"
     with path.open("wb") as file:
         file.truncate(2 * MOST_BYTES + 1)

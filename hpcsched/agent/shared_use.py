@@ -7,12 +7,12 @@ containers, under MPS and on other hosts too, where the driver's process numbers
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
 
+from hpcsched.agent.job_use import read_processes
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
@@ -20,7 +20,6 @@ from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.model import Device, JobState
 from hpcsched.devices.base import Sample
 from hpcsched.devices.cpu import cpus_of
-from hpcsched.launch.memory import all_processes, trees, used_mib
 
 PERIOD_S = 2.0
 """How often they are looked at (chosen): a look at some hundred processes takes milliseconds."""
@@ -45,7 +44,7 @@ class _Seen:
     samples: list[float] = field(default_factory=list)
 
 
-class DeviceUse:
+class SharedUseMeter:
     """Looks at the jobs that share devices.
 
     Args:
@@ -115,22 +114,17 @@ class DeviceUse:
         )
 
     def _of_processes(self, job: Job, device: Device, now: float) -> tuple[float | None, float | None]:
-        import psutil
-
-        stats = all_processes()
-        leaders = [pid for pid, start in job.processes if pid in stats and stats[pid].start_ticks == start]
-        pids, cpu_s = trees(leaders, stats), 0.0
-        for pid in pids:
-            with contextlib.suppress(psutil.Error):
-                used = psutil.Process(pid).cpu_times()
-                cpu_s += used.user + used.system + used.children_user + used.children_system
+        used = read_processes({job.id: job.processes}).get(job.id)
+        if used is None:
+            return None, None
+        cpu_s, memory_mib = used
         seen = self._seen[job.id]
         before_s, since, (seen.cpu_s, seen.at) = seen.cpu_s, seen.at, (cpu_s, now)
         busy = None
         if before_s is not None and now > since:
             cores = max(1, len(cpus_of(device.handle)))
             busy = min(1.0, max(0.0, cpu_s - before_s) / (now - since) / cores)
-        return (used_mib(pids, inf) if pids else None), _mean_of(seen, busy)
+        return memory_mib, _mean_of(seen, busy)
 
     def _of_gpu(self, job: Job, device: Device) -> tuple[float | None, float | None]:
         sample, members = self._sample(device.index), self._sharing.members(device.index)

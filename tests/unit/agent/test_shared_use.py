@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcsched.agent.device_use import WARM_S, DeviceUse
+from hpcsched.agent.shared_use import WARM_S, SharedUseMeter
 from hpcsched.core import events as ev
 from hpcsched.core.needs import Needs
 from hpcsched.devices.base import Sample
@@ -26,7 +26,7 @@ class Looks:
         self.run.submit(*jobs)
         self.sample = Sample(gpu=0, utilisation=0.5, memory_mib=7000.0)
         self.now = 0.0
-        self.use = DeviceUse(
+        self.use = SharedUseMeter(
             self.run.machine, lambda gpu: self.sample, host="n1", settle_s=SETTLE_S, clock=lambda: self.now
         )
 
@@ -80,7 +80,7 @@ def test_an_instance_of_a_gpu_is_a_gpu_of_its_own() -> None:
     assert {name: run.job(name).gpus for name in "abcd"} == {"a": (0,), "b": (1,), "c": (1,), "d": ()}
     run.runs("a", "b", "c")
     samples = nvml.sample()
-    use = DeviceUse(run.machine, lambda gpu: samples[gpu], host="n1", settle_s=0.0)
+    use = SharedUseMeter(run.machine, lambda gpu: samples[gpu], host="n1", settle_s=0.0)
     (seen,) = use.look(run.now)
     assert isinstance(seen, ev.DeviceUseMeasured)
     assert (seen.job_id, seen.memory_mib, seen.busy) == (run.job("a").id, 3000.0, None)
