@@ -243,9 +243,10 @@ class Run:
                         arrays.setdefault(array, []).append(job)
                 name = table.get("name") or self._free(_stem(what[0], table), taken, arrays, labels)
                 tables = [{**one, "name": name} for one in bare]
-                for number, (one, label) in enumerate(zip(tables, labels, strict=False), 1):
+                each = names.of_array(str(name), labels, where=where)
+                for number, (one, its_name) in enumerate(zip(tables, each, strict=False), 1):
                     place = {"name": name, "index": number} | ({"at_once": at_once} if at_once else {})
-                    one |= {"name": names.labelled(name, label), "array": place}
+                    one |= {"name": its_name, "array": place}
                     one.setdefault("model", name)
                 specs = jobfile.parse(
                     {"schema": 1, "job": tables},
