@@ -15,6 +15,7 @@ DIRECTIVES_WITHIN = 2**16
 """Characters of a script that are looked at for #HPCSCHED lines."""
 
 _DIRECTIVE = re.compile(r"#HPCSCHED\s+(.*)")
+_NEGATIVE = re.compile(r"-\d+")
 _SWEEP = {"each", "array", "at_once"}
 """Where the command line says which jobs there are, none of these in a script counts."""
 
@@ -32,6 +33,7 @@ class WithDirectives(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = _with_nice(args)
         given, _, _ = self.make_parser(ctx).parse_args(list(args))
         words = given.get("words")
         if isinstance(words, (tuple, list)) and words and not str(words[0]).endswith(".toml"):
@@ -49,7 +51,7 @@ class WithDirectives(click.Command):
         for number, options in directives(script):
             where = f"{script}:{number}"
             try:
-                said, rest, _ = self.make_parser(ctx).parse_args(list(options))
+                said, rest, _ = self.make_parser(ctx).parse_args(_with_nice(options))
             except click.UsageError as error:
                 raise ConfigError(
                     where=where, got=error.format_message().rstrip("."), accepted="options of `submit`"
@@ -64,6 +66,21 @@ class WithDirectives(click.Command):
                 several = isinstance(value, list) and isinstance(found.get(key), list)
                 found[key] = found[key] + value if several else value
         return found
+
+
+def _with_nice(words: list[str]) -> list[str]:
+    """The words, with a negative value of --nice behind a blank: as the option may stand without a value,
+    click takes what begins with a minus for the next option."""
+    ends = words.index("--") if "--" in words else len(words)
+    found: list[str] = []
+    for word in words[:ends]:
+        if _NEGATIVE.fullmatch(word) and found[-1:] == ["--nice"]:
+            found[-1] += f"= {word}"
+        elif word.startswith("--nice=") and _NEGATIVE.fullmatch(value := word.removeprefix("--nice=")):
+            found.append(f"--nice= {value}")
+        else:
+            found.append(word)
+    return found + words[ends:]
 
 
 def _given(options: dict[str, Any]) -> set[str]:
