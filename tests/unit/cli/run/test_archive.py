@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcsched.cli.run.archive import _finished, _learnt
+from hpcsched.cli.run.archive import _finished, _learnt, _used
 from hpcsched.core.model import Kind
-from hpcsched.store.job_use import JobUse
+from hpcsched.store.job_use import JobUse, append
+from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 
@@ -102,3 +103,12 @@ def test_memory_is_that_of_the_job_alone_and_none_where_none_was_seen():
     seen = [JobUse(job=1, memory_mib=1.5), JobUse(job=2, cpu_over_s=20.0), JobUse(job=0, memory_mib=9.0)]
     finished = _finished(life, {(use.job, use.shared): use for use in seen})
     assert [job.max_rss_bytes for job in finished] == [3 * 2**19, None, None]
+
+
+def test_a_run_whose_measurements_cannot_be_read_is_recorded_all_the_same(tmp_path, capsys):
+    assert _used(tmp_path) == {}
+    append(RunDir(tmp_path).job_use, [JobUse(job=1, cpu_over_s=20.0, memory_mib=2.0)])
+    assert _used(tmp_path)[1, False].memory_mib == 2.0
+    RunDir(tmp_path).job_use.unlink()
+    RunDir(tmp_path).job_use.mkdir()
+    assert _used(tmp_path) == {} and "has no MaxRSS" in capsys.readouterr().err
