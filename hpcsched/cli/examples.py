@@ -39,7 +39,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched metrics train --csv",
     ),
     "wait": ("hpcsched wait", "hpcsched wait train --timeout 3600"),
-    "history": ("hpcsched history", "hpcsched history --all -n 20 --states failed"),
+    "history": (
+        "hpcsched history",
+        "hpcsched history --all -n 20 --states failed",
+        "hpcsched history -P --noheader -o jobid,exit,maxrss",
+    ),
     "report": (
         "hpcsched report",
         "hpcsched report -o run.html",

@@ -25,7 +25,7 @@ def function(called: Any) -> str:
 
 def fit(name: str) -> str:
     """The name with nothing in it that a job's may not have."""
-    found = "".join(c if c.isalnum() or c in "._-" else "-" for c in name)[:LONGEST]
+    found = "".join(c if c.isalnum() or c in "._=-" else "-" for c in name)[:LONGEST]
     return found if found and found.isascii() else "job"
 
 
@@ -48,7 +48,7 @@ def of_array(name: str, labels: Sequence[str], *, where: str) -> list[str]:
 
 
 def _fit(label: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "-", label)
+    return re.sub(r"[^A-Za-z0-9._=-]", "-", label)
 
 
 def numbered(name: str, taken: Collection[str]) -> Iterator[str]:

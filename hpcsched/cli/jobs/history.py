@@ -22,7 +22,7 @@ from hpcsched.cli.common import (
 )
 from hpcsched.core.model import JobState
 from hpcsched.durations import clock
-from hpcsched.errors import HpcschedError, NoSuchRun
+from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.printing import printables, said_cores, short_bytes
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 @click.option("--last", "-n", type=click.IntRange(min=1), help="The last N only.")
 @click.option("--states", "-s", metavar="S", help="These states only: names or codes, with commas.")
 @click.option("--trials", is_flag=True, help="Trials of searches (hpcsched tune) instead of jobs.")
+@click.option("--format", "-o", "format_", metavar="NAMES", help="These columns, with commas: jobid,exit.")
+@click.option("--noheader", is_flag=True, help="No header line.")
 @click.option("--parsable", "-P", is_flag=True, help="Columns with a vertical bar between them.")
 @option("--database", metavar="F", help="SQLite file with profiles and history.")
 @json_option
@@ -51,6 +53,8 @@ def history(
     last: int | None,
     states: str | None,
     trials: bool,
+    format_: str | None,
+    noheader: bool,
     parsable: bool,
     database: str | None,
     as_json: bool,
@@ -75,7 +79,11 @@ def history(
         _tell_of_unfinished(rundir)
     if trials:
         with Database(path) as opened:
-            _show_trials(opened.trials(run_id=run_id)[-(last or 0) :], parsable=parsable, as_json=as_json)
+            found = opened.trials(run_id=run_id)[-(last or 0) :]
+        if as_json:
+            say_json({"schema": 1, "trials": [asdict(trial) for trial in found]})
+        else:
+            _print(_chosen(_of_trials(found), format_)[noheader:], parsable=parsable)
         return
     wanted = None if states is None else {word.strip().upper() for word in states.split(",")}
     with Database(path) as opened:
@@ -112,7 +120,7 @@ def history(
                 "-" if job.max_rss_bytes is None else short_bytes(job.max_rss_bytes),
             )
         )
-    _print(rows, parsable=parsable)
+    _print(_chosen(rows, format_)[noheader:], parsable=parsable)
     _tell_of_cleaned(path, {job.run_id for job in jobs})
 
 
@@ -142,9 +150,9 @@ def _tell_of_unfinished(rundir: RunDir) -> None:
         status = read_status(rundir)
     except HpcschedError:
         return
-    over = sum(job.state.final for job in status.jobs)
-    if over and status.run.state in ("RUNNING", "DRAINING"):
-        what = f"{plural(over, 'job')} ended so far in this run, which goes on"
+    if status.run.state in ("RUNNING", "DRAINING"):
+        over = sum(job.state.final for job in status.jobs)
+        what = f"{plural(over, 'job') if over else 'no job has'} ended so far in this run, which goes on"
         say(f"hpcsched: {what}: `hpcsched status --states all` has them", err=True)
 
 
@@ -156,6 +164,18 @@ def _on_cores(job: FinishedJob) -> tuple[float, float] | None:
         if "servers" in attempt
     ]
     return (max(held)[0], sum(cores * lasted_s for cores, lasted_s in held) / 3600) if held else None
+
+
+def _chosen(rows: Sequence[Sequence[str]], names: str | None) -> list[Sequence[str]]:
+    """The columns of these names, in their order; all of them for None. Raises ConfigError."""
+    if names is None:
+        return list(rows)
+    heads, at = list(rows[0]), []
+    for name in names.split(","):
+        if name.strip().upper() not in heads:
+            raise ConfigError(where="--format", got=repr(name), accepted=", ".join(heads))
+        at.append(heads.index(name.strip().upper()))
+    return [[row[k] for k in at] for row in rows]
 
 
 def _print(rows: Sequence[Sequence[str]], *, parsable: bool) -> None:
@@ -170,12 +190,8 @@ def _short(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def _show_trials(trials: Sequence[TrialEntry], *, parsable: bool, as_json: bool) -> None:
-    """Print the results of the configurations that searches have tried."""
-    if as_json:
-        page = {"schema": 1, "trials": [asdict(trial) for trial in trials]}
-        say_json(page)
-        return
+def _of_trials(trials: Sequence[TrialEntry]) -> Sequence[tuple[str, ...]]:
+    """The results of the configurations that searches have tried, below their heads."""
     rows = [("RUN", "TRIAL", "BRACKET", "BUDGET", "METRIC", "VALUE", "STATE", "ARGS")]
     for trial in trials:
         rows.append(
@@ -190,7 +206,7 @@ def _show_trials(trials: Sequence[TrialEntry], *, parsable: bool, as_json: bool)
                 " ".join(f"{name}={_short(value)}" for name, value in trial.args.items()),
             )
         )
-    _print(rows, parsable=parsable)
+    return rows
 
 
 def exit_text(code: int) -> str:

@@ -50,3 +50,7 @@ def test_memory_is_spelt_as_sacct_does_and_counted_in_bytes_for_programs(tmp_pat
     assert {row[rows[0].index("EXIT")] for row in rows[1:]} == {"0:9"}
     told = json.loads(CliRunner().invoke(cli, [*asked, "--json"], standalone_mode=False).stdout)
     assert {job["job_id"]: job["max_rss_bytes"] for job in told["jobs"]} == dict(enumerate(sizes, 1))
+    chosen = CliRunner().invoke(cli, [*asked, "--parsable", "-o", "maxrss,jobid", "--noheader"]).stdout
+    assert {line for line in chosen.splitlines() if "|" in line} >= {"123M|3", "-|1"}
+    wrong = CliRunner().invoke(cli, [*asked, "-o", "jobid,color"], standalone_mode=False).exception
+    assert "JOBID, NAME, MODEL" in str(wrong)
