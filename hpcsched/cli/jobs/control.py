@@ -41,9 +41,10 @@ def _living(rundir: RunDir) -> Status:
 
         batch_job_status.ask(status.run)
         what = batch_job_status.sentence(status.run, clock(age_s(status.run)))
-        what = what or ("it is FINISHED" if status.run.state == "FINISHED" else "none has begun")
+        what = what or ("it is FINISHED" if status.run.state == "FINISHED" else "")
         if line := waiting.what_takes_them(status):
-            what += f"; {line}, and `hpcsched cancel` takes them back"
+            line = f"{line.removeprefix('no agent runs: ')}, and `hpcsched cancel` takes back what waits"
+        what = "; ".join(filter(None, [what, line])) or "none has begun"
         raise NoSuchRun(f"no agent runs in {rundir.root}: {what}")
     return status
 
