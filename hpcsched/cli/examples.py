@@ -21,6 +21,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched status",
         "hpcsched status --states all",
         "hpcsched status --sort -M -o '%i %j %t %M %R'",
+        "hpcsched status --stats-only",
         "hpcsched status --all",
     ),
     "top": ("hpcsched top", "hpcsched top -n 1"),

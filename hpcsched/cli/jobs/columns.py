@@ -45,6 +45,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%R": ("NODELIST(REASON)", lambda j: where(j)),
 }
 DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
+LONG_FORMAT = "%i %j %u %T %M %L %b %p %s %a %S %z %R"
 _RIGHT = {"%i", "%M", "%L", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
+from collections.abc import Iterable
 
 import click
 
@@ -24,6 +25,8 @@ from hpcsched.cli.jobs import about_arrays, about_idle
 from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.cli.jobs.columns import (
     DEFAULT_FORMAT,
+    FIELDS,
+    LONG_FORMAT,
     aligned,
     columns_of,
     in_order,
@@ -38,6 +41,7 @@ from hpcsched.printing import gpus as named
 from hpcsched.printing import printable
 from hpcsched.store.run_folders import waits
 from hpcsched.store.status import (
+    JobStatus,
     RunStatus,
     Status,
     age_s,
@@ -53,7 +57,15 @@ from hpcsched.store.status import (
 @dir_option
 @click.option("-j", "--jobs", "more", metavar="IDS", multiple=True, help="These jobs only (ids, names, 3-7).")
 @click.option("--states", "-t", metavar="S", help="These states only: names or codes with commas, or all.")
-@option("--format", "-o", "format_", metavar="FORMAT", help="Columns, like squeue's: " + DEFAULT_FORMAT)
+@option(
+    "--format",
+    "-o",
+    "format_",
+    metavar="FORMAT",
+    help=f"Columns, like squeue's (help: all): {DEFAULT_FORMAT}",
+)
+@click.option("--long", "-l", "long_", is_flag=True, help="More columns: state, role, attempts, resizes.")
+@click.option("--stats-only", is_flag=True, help="One line that counts the jobs by state.")
 @click.option("-r", "--array", is_flag=True, help="A line for each job of an array.")
 @click.option("--sort", "-S", metavar="KEYS", help="Order by columns, as squeue: -M,i (- turns it round).")
 @click.option("--parsable", "-P", is_flag=True, help="Columns with a vertical bar between them.")
@@ -68,6 +80,8 @@ def status(
     more: tuple[str, ...],
     states: str | None,
     format_: str | None,
+    long_: bool,
+    stats_only: bool,
     array: bool,
     sort: str | None,
     parsable: bool,
@@ -81,6 +95,9 @@ def status(
     the batch system is asked for its batch job. Exit code 3: the agent is gone, and jobs are left.
     """
     gc.disable()  # ten thousand jobs and a short life: nothing is worth collecting
+    if format_ == "help":
+        sys.stdout.writelines(f"{key}  {name}\n" for key, (name, _) in FIELDS.items())
+        return 0
     rundir, wanted = find_run(ctx, dir_), [*jobs, *more]
     if all_runs:
         if wanted or states is not None:
@@ -108,7 +125,13 @@ def status(
         chosen = [job for job in chosen if job.state in names]
     elif not wanted:
         chosen = [job for job in chosen if not job.state.final]
-    columns = columns_of(format_ or DEFAULT_FORMAT)
+    if stats_only:
+        say(counted(chosen if wanted or names is not None else found.jobs) or "no jobs")
+        note(found)
+        return code
+    if long_ and format_:
+        raise click.UsageError("--long or --format, not both")
+    columns = columns_of(format_ or (LONG_FORMAT if long_ else DEFAULT_FORMAT))
     if sort:
         chosen = in_order(chosen, sort)
     by_job = bool(wanted) or array or parsable or not any(job.array for job in chosen)
@@ -165,9 +188,14 @@ def _all_runs(*, header: bool, as_json: bool) -> None:
 
 
 def _finished(found: Status) -> str:
-    counts = Counter(job.state for job in found.jobs if job.state.final)
-    parts = [f"{n} {state.lower()}" for state, n in sorted(counts.items())]
-    return f"finished: {', '.join(parts)}\n" if parts else ""
+    counts = counted(job for job in found.jobs if job.state.final)
+    return f"finished: {counts}\n" if counts else ""
+
+
+def counted(jobs: Iterable[JobStatus]) -> str:
+    """How many of these are in each state, such as "5 pending, 2 running"; empty for none."""
+    counts = Counter(job.state for job in jobs)
+    return ", ".join(f"{n} {state.lower()}" for state, n in sorted(counts.items()))
 
 
 def _edited(found: Status) -> str:

@@ -17,7 +17,9 @@ from rundirs import a_home, a_run
 from hpcsched import batch
 from hpcsched.batch.base import BatchJobState
 from hpcsched.cli.jobs import batch_job_status
+from hpcsched.cli.jobs.columns import FIELDS
 from hpcsched.cli.main import cli
+from hpcsched.core.model import JobState
 from hpcsched.errors import NoSuchRun
 from hpcsched.store import registry
 
@@ -141,6 +143,19 @@ def test_all_lists_the_runs_newest_first(home: Path, monkeypatch: pytest.MonkeyP
 def test_all_takes_no_jobs(home: Path) -> None:
     assert status("--all", "1").exit_code == 2
     assert status("--all").exit_code == 0
+
+
+def test_counts_alone_and_more_columns(home: Path) -> None:
+    a_run(home / "hpcsched-run", jobs=(JobState.RUNNING, JobState.PENDING, JobState.PENDING, JobState.FAILED))
+
+    def shown(*words: str) -> list[str]:
+        done = CliRunner().invoke(cli, ["status", *words], standalone_mode=False)
+        return done.stdout.splitlines()
+
+    assert shown("--stats-only")[0] == "1 failed, 2 pending, 1 running"
+    assert shown("--stats-only", "--states", "PD")[0] == "2 pending"
+    assert {"STATE", "ROLE", "ATTEMPT"} <= set(shown("--long")[0].split())
+    assert [line.split()[0] for line in shown("-o", "help")] == list(FIELDS)
 
 
 def test_without_a_run_here_the_living_ones_are_named(home: Path) -> None:
