@@ -169,12 +169,17 @@ def program_of(spec: JobSpec) -> Program:
     return spec.model, " ".join(filter(None, parts))
 
 
-def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[Program]) -> ProcessLayout:
+def shape_of(
+    spec: JobSpec, profile: Profile | None, parallel: Collection[Program], *, believes_all: bool = False
+) -> ProcessLayout:
     """The processes of a job.
 
     `profile` is its model's as it was loaded; `parallel` are the programs that have said that they are.
+    `believes_all`: by a profile that was published or fitted a program is parallel, too (rules before
+    version 4).
     """
-    # What was learnt may be of anything; a profile that was measured is of one process on each GPU.
+    # What was learnt may be of anything; a profile that was measured is of one process on each GPU. One of
+    # other sources is of the model, and says nothing of this program.
     several = profile is not None and profile.source != "learned" and len(profile.throughput) > 1
     asked = spec.gpus_min > 1 or spec.gpus_max is not None
     if spec.kind is not Kind.COMMAND:
@@ -191,6 +196,6 @@ def shape_of(spec: JobSpec, profile: Profile | None, parallel: Collection[Progra
         return ProcessLayout(False, Because.JOB_FILE, each=each, most=None if asked or each == 1 else each)
     if program_of(spec) in parallel:
         return ProcessLayout(True, Because.SAID)
-    if several:
+    if several and profile and (believes_all or profile.source == "measured"):
         return ProcessLayout(True, Because.PROFILE)
     return ProcessLayout(False, Because.UNKNOWN, once=True, most=None if asked else 1)

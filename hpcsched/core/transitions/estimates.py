@@ -60,7 +60,8 @@ class Estimates:
 
     def shape(self, job: Job) -> ProcessLayout:
         """How many processes the job's next attempt is started as, and why."""
-        return shape_of(job.spec, self.loaded(job), self.parallel)
+        loaded, before_4 = self.loaded(job), self._run.rules < 4
+        return shape_of(job.spec, loaded, self.parallel, believes_all=before_4)
 
     def say(self, job: Job, profile: Profile) -> None:
         """Believe what a job says of its own speed."""

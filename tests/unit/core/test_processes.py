@@ -97,6 +97,7 @@ def test_only_exact_placeholders_are_replaced(text, becomes):
         (program(gpus_min=4, gpus_max=4), None, (), False, None, Because.UNKNOWN),
         (program(), SEVERAL, (), True, None, Because.PROFILE),
         (program(), replace(SEVERAL, source="learned"), (), False, 1, Because.UNKNOWN),
+        (program(), replace(SEVERAL, source="fitted"), (), False, 1, Because.UNKNOWN),
         (program(), None, SAID, True, None, Because.SAID),
         (program(command=("python", "train.py", "--lr", "1")), None, SAID, True, None, Because.SAID),
         (program(command=("python", "evaluate.py")), None, SAID, False, 1, Because.UNKNOWN),
