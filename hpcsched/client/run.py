@@ -143,9 +143,12 @@ class Run:
             return []
 
     def frame(self) -> Any:
-        """`table` as a pandas DataFrame, one row a job, with its id as index. Raises ImportError without
+        """`table` as a pandas DataFrame, one row a job, with its id as index. Raises HpcschedError without
         pandas."""
-        import pandas
+        try:
+            import pandas
+        except ImportError as error:
+            raise HpcschedError("Run.frame needs pandas: pip install pandas") from error
 
         return pandas.DataFrame(self.table()).set_index("id") if self.jobs else pandas.DataFrame()
 

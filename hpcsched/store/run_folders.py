@@ -19,6 +19,9 @@ from hpcsched.store.rundir import RunDir, agent_works, last_status
 USUAL = "hpcsched-run"
 """The first run's folder."""
 
+KEPT_SEARCH = "search.toml"
+"""In the run directory of a search: what it was when the run began."""
+
 
 class _Command(msgspec.Struct):
     """What is read of a command in the inbox."""
@@ -93,8 +96,10 @@ def named(root: Path, here: Path | None = None) -> str:
 
 
 def go_on(root: Path) -> str:
-    """The command that goes on with a run."""
-    return f"hpcsched run --resume{named(root)}"
+    """The command that goes on with a run, or with a search (whose folder has its file)."""
+    search = root / KEPT_SEARCH
+    what = f"tune {shlex.quote(str(search))}" if search.exists() else "run"
+    return f"hpcsched {what} --resume{named(root)}"
 
 
 def _folders(here: Path) -> dict[int, Path]:

@@ -48,8 +48,16 @@ def is_job_file(words: Sequence[str]) -> bool:
     try:
         about = Path(words[0]).stat()
     except (OSError, ValueError):
-        return not shutil.which(words[0])
-    return not (stat.S_ISREG(about.st_mode) and os.access(words[0], os.X_OK))
+        if shutil.which(words[0]):
+            return False
+        accepted = "a job file (JOBS.toml), or a command that can be found"
+        raise ConfigError(where=repr(words[0]), got="no file, and no command", accepted=accepted) from None
+    if stat.S_ISREG(about.st_mode) and os.access(words[0], os.X_OK):
+        return False
+    if words[0].endswith((".py", ".sh")):
+        accepted = f"chmod +x {words[0]}, or `{'python' if words[0].endswith('.py') else 'sh'} {words[0]}`"
+        raise ConfigError(where=repr(words[0]), got="a program that is not executable", accepted=accepted)
+    return True
 
 
 def of_command(

@@ -64,9 +64,6 @@ _POLICY = f"Policy: {policies.ALL}."
 
 _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; failed jobs run again."
 
-KEPT_SEARCH = "search.toml"
-"""In the run directory of a search: what it was when the run began."""
-
 
 @click.command(cls=GroupedOptions)
 @click.argument(
@@ -261,7 +258,7 @@ def conduct(
         raise click.UsageError(
             "name a job file (JOBS.toml) or a command; nothing is waiting in the run directory either"
         )
-    if source is None and (rundir.root / KEPT_SEARCH).exists():
+    if source is None and (rundir.root / run_folders.KEPT_SEARCH).exists():
         accepted = "hpcsched tune SEARCH.toml --resume, or another --dir"
         raise ConfigError(where="--dir", got=f"{rundir.root} belongs to a search", accepted=accepted)
     record = rundir.read_record() if resume and rundir.journal.exists() else None

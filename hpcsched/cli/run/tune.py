@@ -16,12 +16,13 @@ from hpcsched.cli.option_groups import GroupedOptions
 from hpcsched.cli.run import notifying, staying
 from hpcsched.cli.run.environments import OPTIONS, environment_options
 from hpcsched.cli.run.notifying import notify_options
-from hpcsched.cli.run.run import KEPT_SEARCH, conduct, run
+from hpcsched.cli.run.run import conduct, run
 from hpcsched.cli.run.search_display import SearchDisplay
 from hpcsched.cli.run.search_result import SearchResult, keep_trials, search_result
 from hpcsched.core.machine import Machine
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.store.files import write_atomically
+from hpcsched.store.run_folders import KEPT_SEARCH
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.trials import ProgramTrials
 from hpcsched.tuning import Search, parse_search, read_search, source_of

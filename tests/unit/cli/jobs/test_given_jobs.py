@@ -128,8 +128,12 @@ def test_job_files_and_commands_are_told_apart(home: Path) -> None:
     (home / "test").write_text("schema = 1")
     (home / "x").write_text("#!/bin/sh")
     (home / "x").chmod(0o700)
-    for words in (["jobs.toml"], ["some/jobs.toml"], ["nothing"], ["jobs"], ["test"], ["./none"]):
+    for words in (["jobs.toml"], ["some/jobs.toml"], ["jobs"], ["test"]):
         assert is_job_file(words), words
+    (home / "train.py").write_text("")
+    for word, says in (("nothing", "no file, and no command"), ("./train.py", "`python ./train.py`")):
+        with pytest.raises(ConfigError, match=says):
+            is_job_file([word])
     for words in ([], ["true"], ["./x"], ["jobs", "a"], ["echo", "a.toml"]):
         assert not is_job_file(words), words
     with pytest.raises(click.UsageError, match="one job file"):
