@@ -36,6 +36,9 @@ ENDLESS_STEPS = 10**9
 TERM_GRACE_S = 10.0
 """Seconds that a program has to end after SIGTERM, before it is killed (chosen)."""
 
+TELLS_AFTER_S = 10.0
+"""Time without a first step after which the user is told what is waited for (chosen)."""
+
 MEMORY_POLL_S = 0.2
 """Seconds between looks at the devices' memory (chosen)."""
 
@@ -151,8 +154,13 @@ class ScalingTrial:
         """Read progress until there is enough; seconds from now to the first new step."""
         launched = last_news = time.monotonic()
         first_s: float | None = None
+        told = False
         for reports in self._reports(workers):
             now = time.monotonic()
+            if first_s is None and not told and now - launched > TELLS_AFTER_S:
+                told = True
+                within = f"{self.settings.timeout_s:g} s"
+                self.say(f"on {self._on()}: no progress yet; waiting up to {within} for it")
             for step, t in reports:
                 if meter.add(step, t):
                     last_news = now
