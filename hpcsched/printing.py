@@ -78,10 +78,10 @@ def spans(numbers: Iterable[int]) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts) or "-"
 
 
-def gpus(numbers: Iterable[int]) -> str:
-    """Such as "GPU 3", or "GPUs 0-3,6"."""
+def gpus(numbers: Iterable[int], noun: str = "GPU") -> str:
+    """Such as "GPU 3", or "GPUs 0-3,6"; `noun`: what such a device is called."""
     found = list(numbers)
-    return f"GPU{'s' * (len(found) != 1)} {spans(found)}"
+    return f"{noun}{'s' * (len(found) != 1)} {spans(found)}"
 
 
 def shortened(text: str, width: int) -> str:

@@ -14,6 +14,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import WHOLE
 from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
 from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Kind
+from hpcsched.core.nouns import noun
 from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.shared_use import SharedUse
@@ -206,12 +207,14 @@ class Admission:
             except ConfigError as error:
                 lines.append(f"{error.key}: {error.got}; accepted: {error.accepted}")
             else:
-                lines.append(f"job {job.spec.name}: {machine.waiting_reason(job)}")
+                why = machine.waiting_reason(job)
+                lines.append(f"job {job.spec.name}: {why.said(machine.ledger.noun) if why else why}")
         return lines
 
     def _check_fits(self, job: JobSpec, devices: Sequence[Device], *, gpus: int, where: str) -> None:
         """Refuse a job that could never start on these devices, and the cores and memory of their hosts."""
-        jobfile.check_fits([job], gpus=gpus, hosts=self.hosts, where=where)
+        called = noun(device.kind for device in self.devices)
+        jobfile.check_fits([job], gpus=gpus, hosts=self.hosts, where=where, noun=called)
         self._check_cores(job, where)
         check_needs(job, devices, self.host_cores, where=where)
 

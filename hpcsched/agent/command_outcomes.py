@@ -10,6 +10,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState, Kind
+from hpcsched.core.nouns import reworded
 from hpcsched.core.saving import what_is_lost
 from hpcsched.core.transitions.rerun import blocked_by, coming_back, from_its_beginning
 
@@ -105,6 +106,7 @@ def _outcome(machine: Machine, job: Job, command: str, now: float, stand_ins: bo
     if command == "suspend" and not stand_ins and (why := _never_ready(job)):
         return False, why
     done, text = _OUTCOMES[command](job)
+    text = reworded(text, machine.ledger.noun)
     if command == "suspend" and done and job.state is JobState.RUNNING and job.ready:
         text += what_is_lost(job, now, machine.estimates.unsaved_s(job, now=now))
     return done, text

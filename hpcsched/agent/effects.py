@@ -149,7 +149,7 @@ class Effects:
             if action.attempt > 1:
                 resumed = told.env.get(variables.RESUME) == "1"
                 step = job.step if job.reports else None
-                where = gpus_named(action.gpus)
+                where = gpus_named(action.gpus, self._machine.ledger.noun)
                 mark_attempt(plan.output, action.attempt, where=where, resumed=resumed, step=step)
             workers = self._launcher.launch(told)
         except MemoryError:

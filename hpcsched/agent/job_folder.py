@@ -49,11 +49,11 @@ def last_line(path: Path) -> str:
     return "" if last.startswith(files.ATTEMPT_MARK) else last[:200]
 
 
-def gpus_named(gpus: Sequence[int]) -> str:
-    """The names of GPUs for people: "GPU 0", "GPUs 0,1"; "CPU cores" for none."""
+def gpus_named(gpus: Sequence[int], noun: str) -> str:
+    """The names of devices for people, who call each a `noun`: "GPU 0", "GPUs 0,1"; "CPU cores" for none."""
     if not gpus:
         return "CPU cores"
-    return f"GPU {gpus[0]}" if len(gpus) == 1 else f"GPUs {','.join(map(str, gpus))}"
+    return f"{noun}{'s' * (len(gpus) > 1)} {','.join(map(str, gpus))}"
 
 
 def _aside(folder: Path, attempt: int) -> Path:

@@ -233,11 +233,12 @@ class Agent:
         return [ev.ProgressObserved(at=self._clock.now(), progress=progress)] if progress else []
 
     def _tell_of_gpus(self, events: Sequence[ev.Event]) -> None:
+        noun = self._machine.ledger.noun
         for event in events:
             if isinstance(event, ev.DeviceLost):
-                self._tell(f"GPU {event.gpu} was lost: {event.why}")
+                self._tell(f"{noun} {event.gpu} was lost: {event.why}")
             elif isinstance(event, ev.DeviceFound):
-                self._tell(f"GPU {event.gpu} is used again: {event.why}")
+                self._tell(f"{noun} {event.gpu} is used again: {event.why}")
 
     # --- the allocation ---------------------------------------------------------------------
 

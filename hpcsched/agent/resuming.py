@@ -18,6 +18,7 @@ from hpcsched.contract.environment import Environment
 from hpcsched.core.actions import Launch
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Restart
+from hpcsched.core.nouns import GPU, noun
 from hpcsched.core.processes import launcher_of
 from hpcsched.dialects import Reader, progress_of
 from hpcsched.errors import LaunchError
@@ -70,12 +71,14 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a command is told at its start. `counts`: GPUs of the first attempt, and of this one."""
+    """What a command is told at its start. `counts`: GPUs of the first attempt, and of this one; `noun`: what
+    people call them."""
 
     checkpoint: Path
     checkpoint_dir: Path
     job_id: int
     counts: tuple[int, int]
+    noun: str = GPU
 
     def values(self, restart: Restart) -> Mapping[str, str]:
         """What stands for each placeholder. Raises ValueError if no accumulation keeps the global batch."""
@@ -90,8 +93,8 @@ class Start:
             whole, rest = divmod(restart.accumulation * first, now)
             if rest or not whole:
                 raise ValueError(
-                    f"its global batch cannot be kept on {now} GPUs: {restart.accumulation} micro-batches on "
-                    f"each of {first} are not a multiple of that"
+                    f"its global batch cannot be kept on {now} {self.noun}s: {restart.accumulation} "
+                    f"micro-batches on each of {first} are not a multiple of that"
                 )
             values["accumulation"] = str(whole)
         return values
@@ -152,7 +155,13 @@ class Resuming:
             anew = Environment(resume=False).to_environ() if job.saves_by_itself else {}
             return replace(plan, env={**plan.env, **anew})
         first, now = (max(1, len(gpus)) for gpus in (job.attempts[0].gpus, action.gpus))
-        start = Start(checkpoint=found or folder, checkpoint_dir=folder, job_id=job.id, counts=(first, now))
+        start = Start(
+            checkpoint=found or folder,
+            checkpoint_dir=folder,
+            job_id=job.id,
+            counts=(first, now),
+            noun=noun(device.kind for device in plan.devices),
+        )
         return resumed(plan, restart, start)
 
     def _search(self, job: Job, restart: Restart, others: Iterable[Job], *, anew: bool) -> Search:

@@ -66,7 +66,11 @@ class Staying:
 def why_stuck(machine: Machine, admission: Admission, then: str) -> list[str]:
     """Lines that say why no job that is left can run, and what follows."""
     late = bool(machine.waiting.late)
-    what = "in the time that is left" if late else "on the GPUs, cores and memory that are left"
+    what = (
+        "in the time that is left"
+        if late
+        else f"on the {machine.ledger.noun}s, cores and memory that are left"
+    )
     lines = [] if late else admission.cannot_start()
     more = [f"and {len(lines) - STUCK_LINES} more jobs"] if len(lines) > STUCK_LINES else []
     return [f"no job that is left can run {what}: {then}", *lines[:STUCK_LINES], *more]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from hpcsched.core.nouns import GPU, reworded
+
 
 class Why(StrEnum):
     """The kinds of reasons; the value is what `status` shows in its REASON column."""
@@ -130,7 +132,7 @@ _WORDS = {
     Why.PLAN: "waits for its turn in the plan: {free} GPUs free",
     Why.DEPENDENCY: "waits for {after} to complete",
     Why.BEGIN_TIME: "starts not before {at:.0f} s into the run",
-    Why.ARRAY_LIMIT: "waits for one of its array to end: {n} at once",
+    Why.ARRAY_LIMIT: "waits for another job of its array to end: at most {n} run at once",
     Why.NO_AGENT: "waits for an agent",
     Why.HELD: "held by the user",
     Why.USER_SUSPENDED: "suspended by the user",
@@ -168,8 +170,8 @@ _WORDS = {
     Why.RESEATED: "has {seats} since step {step}{stopped}",
     Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
-    Why.NO_PROFILE: "how {model} scales is unknown: {gpus} GPUs, at most half of the {total}; "
-    "measured as it runs",
+    Why.NO_PROFILE: "the scaling of {model} has not been measured yet: it gets {gpus} GPUs now, at most half "
+    "of the {total}; its speed is learnt as it runs",
     Why.FIXED: "the job asks for {gpus} GPUs{hosts}",
     Why.NOT_PARALLEL: "{gpus} GPUs: {because}",
     Why.ONE_PROCESS: "is started as one process that sees all {gpus} GPUs, as nothing says that its program "
@@ -278,7 +280,8 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
-_ONE = re.compile(r"\b1 GPUs\b")
+_OURS = ("because", "why")
+"""Facts that are texts, which may be about GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +292,11 @@ class Reason:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        facts = self.facts
+        return self.said(GPU)
+
+    def said(self, noun: str) -> str:
+        """The reason in words. `noun`: what the devices of the run are called (`Ledger.noun`)."""
+        facts, words = self.facts, reworded(_WORDS[self.why], noun)
         said = {"hosts": "", "stopped": "", "because": "", "again": "", "not_taken": ""}
         if self.why is Why.FELL_BACK:
             said["of"] = f" of step {facts.get('expected')}"
@@ -299,8 +306,9 @@ class Reason:
             said["costs"] = said_cost(facts["cost"], in_place=in_place, unsaved_s=unsaved_s)
         if facts.get("stopped_s") is not None:
             said["stopped"] = f"; training stood still for {_seconds(facts['stopped_s'])}"
-        text = _WORDS[self.why].format_map({**said, **facts})
-        return _ONE.sub("1 GPU", text) if "1 GPUs" in text else text
+        ours = {key: reworded(str(facts[key]), noun) for key in _OURS if key in facts}
+        text, one = words.format_map({**said, **facts, **ours}), f"1 {noun}s"
+        return re.sub(rf"\b{one}\b", f"1 {noun}", text) if one in text else text
 
 
 @dataclass(frozen=True, slots=True)

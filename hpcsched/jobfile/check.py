@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from hpcsched.contract import schema
 from hpcsched.core.model import JobSpec
+from hpcsched.core.nouns import GPU
 
 
 def check_names(
@@ -33,12 +34,15 @@ def check_names(
         schema.refuse(where, "after", f"a cycle: {circle}", "jobs that do not wait for each other")
 
 
-def check_fits(specs: Iterable[JobSpec], *, gpus: int, hosts: int, where: str) -> None:
-    """Refuse jobs that ask for more GPUs or hosts than there are."""
+def check_fits(specs: Iterable[JobSpec], *, gpus: int, hosts: int, where: str, noun: str = GPU) -> None:
+    """Refuse jobs that ask for more GPUs (people call each a `noun`) or hosts than there are."""
     for spec in specs:
         if spec.gpus_min > gpus:
             schema.refuse(
-                where, f"job {spec.name}.gpus", f"{spec.gpus_min} GPUs", f"at most {gpus}: so many are here"
+                where,
+                f"job {spec.name}.gpus",
+                f"{spec.gpus_min} {noun}s",
+                f"at most {gpus}: so many are here",
             )
         if spec.nodes > hosts:
             schema.refuse(

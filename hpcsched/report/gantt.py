@@ -171,7 +171,7 @@ class _GpuPanel(_Panel):
         axes = self.axes
         axes.set_ylim(max(1, result.gpus) - 0.5, -0.5)
         axes.set_yticks(range(0, result.gpus, 1 if self.row >= _READABLE else max(2, result.gpus // 8)))
-        self._dress("GPU")
+        self._dress(result.noun)
         bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
         bars.sort(key=lambda bar: bar[1].role is Role.BACKGROUND)  # before the others, where they share a GPU
         strips = _strips(bars, _end_s(result))

@@ -77,13 +77,14 @@ class RunPage:
         linked = {detail.job_id for detail in self.details}
         page = template("page.html.jinja").render(
             page=self,
+            noun=self.result.noun,
             tiles=self._headline(),
             resources=self._resources(),
             gantt=None if self.gantt is None else inline(self.gantt, next(numbers)),
             use=None if self.use is None else inline(self.use, next(numbers)),
             jobs=_job_table(self.result, self.efficiencies, linked) if self.result.jobs else None,
             details=details,
-            idle=_idle_table(self.result.idle) if self.result.idle else None,
+            idle=_idle_table(self.result.idle, self.result.noun) if self.result.idle else None,
             configurations=[_of_cores(history, next(numbers)) for history in self.configurations],
             histories=[_of_batches(history, next(numbers)) for history in self.histories],
         )
@@ -91,9 +92,10 @@ class RunPage:
 
     def _resources(self) -> str:
         """GPUs, CPU cores or both, for a heading."""
+        noun = self.result.noun
         if self.result.core_hours is UNSET:
-            return "GPUs"
-        return "GPUs and CPU cores" if self.result.on_gpus else "CPU cores"
+            return f"{noun}s"
+        return f"{noun}s and CPU cores" if self.result.on_gpus else "CPU cores"
 
     def _headline(self) -> list[tuple[str, str]]:
         """The numbers that sum the run up, as (name, value)."""
@@ -102,16 +104,16 @@ class RunPage:
         tiles = [
             ("state", self.state),
             ("policy", r.policy),
-            *([("GPUs", str(r.gpus))] if r.on_gpus else []),
+            *([(f"{r.noun}s", str(r.gpus))] if r.on_gpus else []),
             *([("CPU cores", f"{sum(r.cores.values()):g}")] if r.cores else []),
             ("jobs completed", f"{r.jobs_completed} of {r.jobs_total}"),
             ("makespan" if over else "time so far", duration(r.makespan_s)),
             ("mean JCT", or_dash(None if r.mean_jct_s is None else duration(r.mean_jct_s))),
         ]
         if r.on_gpus:
-            tiles += [("GPU-hours", f"{r.gpu_hours:.2f}"), ("utilisation", f"{r.utilisation:.0%}")]
+            tiles += [(f"{r.noun}-hours", f"{r.gpu_hours:.2f}"), ("utilisation", f"{r.utilisation:.0%}")]
             if r.idle and r.idle.gpu_hours:
-                tiles.append(("GPU-hours idle", f"{r.idle.gpu_hours:.2f}"))
+                tiles.append((f"{r.noun}-hours idle", f"{r.idle.gpu_hours:.2f}"))
         if r.core_hours is not UNSET:
             tiles.append(("core-hours", f"{r.core_hours:.2f}"))
         tiles.append(("overhead", f"{r.overhead_of_held:.1%}"))
@@ -121,11 +123,11 @@ class RunPage:
             tiles.append(("above the bound", f"{r.gap:z.1%}"))
         if r.background_total:
             done = f"{r.background_completed} of {r.background_total}"
-            tiles += [("in the background", done), ("GPU-hours there", f"{r.background_gpu_hours:.2f}")]
+            tiles += [("in the background", done), (f"{r.noun}-hours there", f"{r.background_gpu_hours:.2f}")]
         return tiles
 
 
-def _idle_table(idle: Idle) -> Table | None:
+def _idle_table(idle: Idle, noun: str) -> Table | None:
     """The GPU time that nobody used, by host; None if it was all used."""
     if not idle.gpu_hours and not idle.given_back_gpu_hours:
         return None
@@ -133,8 +135,8 @@ def _idle_table(idle: Idle) -> Table | None:
     unit, clock = time_format(backs)
     heads = [
         "host",
-        "GPUs",
-        "GPU-hours idle",
+        f"{noun}s",
+        f"{noun}-hours idle",
         "nothing to start",
         "whole host",
         f"given back {unit}".rstrip(),
@@ -161,7 +163,7 @@ def _job_table(result: Result, efficiencies: Mapping[int, float], linked: Contai
     metrics = sorted({name for job in jobs for name in job.metrics})
     unit, clock = time_format(t for job in jobs for t in _times(job) if t is not None)
     times = [f"{name} {unit}".rstrip() for name in ("submit", "start", "end", "JCT")]
-    heads = ["id", "name", "state", "GPUs", *times, "steps", "suspended", "overhead"]
+    heads = ["id", "name", "state", f"{result.noun}s", *times, "steps", "suspended", "overhead"]
     lost = any(job.lost_s for job in jobs)
     heads += [*(["lost"] if lost else []), "efficiency"]
     rows = []

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from hpcsched.core.model import NOTHING, Attempt, Ended, JobState
+from hpcsched.core.nouns import noun
 from hpcsched.report.idle import Idle
 from hpcsched.report.measures import J, JobRecord, Measures, Tally, completion_s, measure
 
@@ -94,7 +95,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     `mean_jct_bound_s`; None without a bound. `jobs` is empty where only the measures were asked for.
     `idle` is the GPU time that nobody used, left out where only the measures were asked for.
     What is about cores (by host `cores`, those for jobs on CPU cores) is left out where there were no such
-    jobs.
+    jobs. `devices` are the kinds of its devices, left out where they are all GPUs.
     """
 
     schema: int = 1
@@ -131,12 +132,18 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     lost_core_hours: float | UnsetType = UNSET
     cores: dict[str, float] | UnsetType = UNSET
     idle: Idle | UnsetType = UNSET
+    devices: list[str] | UnsetType = UNSET
     jobs: tuple[JobResult, ...]
 
     @property
     def title(self) -> str:
         """Its name in tables."""
         return self.label or self.policy
+
+    @property
+    def noun(self) -> str:
+        """What people call its devices."""
+        return noun(self.devices or ())
 
     @property
     def on_gpus(self) -> bool:
@@ -176,6 +183,7 @@ def summarise(
     cores: Mapping[str, float] = NOTHING,
     away_gpu_s: Callable[[float], float] = lambda end_s: 0.0,
     idle: Idle | UnsetType = UNSET,
+    devices: list[str] | UnsetType = UNSET,
 ) -> Result:
     """The measures of a set of jobs; times are seconds of the run's clock, which begins at 0.
 
@@ -220,6 +228,7 @@ def summarise(
         cores: the CPU cores by host that there are for jobs that need no GPU.
         away_gpu_s: the GPU-seconds until a time for which GPUs were not in the run any more.
         idle: what is known of the GPU time that nobody used.
+        devices: see `Result`.
     """
     jobs = list(jobs)
     guests = [job for job in jobs if job.spec.background]
@@ -270,6 +279,7 @@ def summarise(
         overhead_core_hours=UNSET if tally.core_hours is UNSET else tally.overhead.core_s / 3600,
         lost_core_hours=UNSET if tally.core_hours is UNSET else tally.lost.core_s / 3600,
         idle=idle,
+        devices=devices,
         cores=dict(cores) if tally.core_hours is not UNSET else UNSET,
         jobs=tuple(kept),
     )

@@ -11,7 +11,7 @@ from msgspec import UNSET
 from hpcsched.printing import printable
 from hpcsched.report.pieces import Table, inline, or_dash, row, template
 from hpcsched.report.result import Result
-from hpcsched.report.tables import time_format
+from hpcsched.report.tables import noun_of, time_format
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,10 @@ def runs_page(parts: Sequence[RunPart], notes: Sequence[str] = ()) -> str:
         _Drawn(part, _anchor(number), None if part.gantt is None else inline(part.gantt, number))
         for number, part in enumerate(parts, 1)
     ]
-    title = f"hpcsched: {len(parts)} runs"
-    page = template("runs.html.jinja").render(title=title, notes=notes, table=_table(parts), parts=drawn)
+    title, called = f"hpcsched: {len(parts)} runs", noun_of(part.result for part in parts)
+    page = template("runs.html.jinja").render(
+        title=title, notes=notes, table=_table(parts), parts=drawn, noun=called
+    )
     return printable(page, lines=True)
 
 
@@ -56,12 +58,13 @@ def _anchor(number: int) -> str:
 
 def _table(parts: Sequence[RunPart]) -> Table:
     results = [part.result for part in parts]
+    called = noun_of(results)
     unit, clock = time_format(
         at for result in results for at in (result.makespan_s, result.mean_jct_s) if at is not None
     )
     on_cores = any(result.core_hours is not UNSET for result in results)
-    heads = ["run", "state", "policy", "GPUs", f"makespan {unit}".rstrip(), "jobs completed"]
-    heads += [f"mean JCT {unit}".rstrip(), "GPU-hours", "utilisation", "GPU-hours idle"]
+    heads = ["run", "state", "policy", f"{called}s", f"makespan {unit}".rstrip(), "jobs completed"]
+    heads += [f"mean JCT {unit}".rstrip(), f"{called}-hours", "utilisation", f"{called}-hours idle"]
     heads += [*(["core-hours"] if on_cores else []), "overhead", "work lost"]
     rows = []
     for number, (part, r) in enumerate(zip(parts, results, strict=True), 1):

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import UNSET
 
 from hpcsched.core.model import JobState, Role
+from hpcsched.core.nouns import GPU, noun
 from hpcsched.printing import said_cores
 from hpcsched.report.result import AttemptResult, JobResult, Result
 
@@ -125,7 +126,8 @@ def side_by_side(results: Sequence[Result], *, width: int | None = None) -> str:
     what = f"when each job ended{f' {unit}' if unit else ''}"
     on_cores = any(result.core_hours is not UNSET for result in results)
     roles = {attempt.role for result in results for job in result.jobs for attempt in job.attempts}
-    counts = "how many GPUs as primary (p) or secondary (s)" + " or with others (+)" * bool(roles & _TOGETHER)
+    counts = f"how many {noun_of(results)}s as primary (p) or secondary (s)"
+    counts += " or with others (+)" * bool(roles & _TOGETHER)
     counts += " or CPU cores (c)" * on_cores
     what += f", on {counts}:" if fits else ":"
     return f"{what}\n{_blocks(head, full if fits else plain, width)}"
@@ -152,6 +154,7 @@ def _measures(results: Sequence[Result]) -> list[_Row]:
         times += [r.makespan_s, r.lower_bound_s, r.mean_jct_s, r.mean_jct_bound_s, r.p95_jct_s]
         times += [r.background_end_s, r.background_mean_jct_s]
     unit, clock = time_format(t for t in times if t is not None)
+    called = noun_of(results)
 
     def seconds(label: str, of: Callable[[Result], float | None]) -> _Row:
         return _Row(f"{label}{unit}", [of(r) for r in results], clock, _change)
@@ -175,10 +178,10 @@ def _measures(results: Sequence[Result]) -> list[_Row]:
     ]
     if any(r.on_gpus for r in results):
         rows.append(share("utilisation", lambda r: r.utilisation))
-        rows.append(_Row("GPU-hours", [r.gpu_hours for r in results], _hours, _change))
+        rows.append(_Row(f"{called}-hours", [r.gpu_hours for r in results], _hours, _change))
     if any(r.idle and r.idle.given_back_gpu_hours for r in results):
         backs = [r.idle.given_back_gpu_hours if r.idle else None for r in results]
-        rows.append(_Row("GPU-hours given back", backs, _hours, _change))
+        rows.append(_Row(f"{called}-hours given back", backs, _hours, _change))
     if any(r.core_hours is not UNSET for r in results):
         rows.append(_Row("core-hours", [r.core_hours or 0.0 for r in results], _hours, _change))
     rows += [
@@ -189,7 +192,7 @@ def _measures(results: Sequence[Result]) -> list[_Row]:
         rows += [
             seconds("background: last end", lambda r: r.background_end_s),
             seconds("background: mean JCT", lambda r: r.background_mean_jct_s),
-            _Row("background: GPU-hours", [r.background_gpu_hours for r in results], _hours, _change),
+            _Row(f"background: {called}-hours", [r.background_gpu_hours for r in results], _hours, _change),
         ]
     if len({(r.jobs_completed, r.jobs_total) for r in results}) > 1:
         done = [f"{r.jobs_completed}/{r.jobs_total}" for r in results]
@@ -207,6 +210,11 @@ def _blocks(head: list[_Column], groups: Sequence[list[_Column]], width: int | N
     return "\n\n".join(_render([*head, *block], None) for block in blocks)
 
 
+def noun_of(results: Iterable[Result]) -> str:
+    """What people call the devices of all these results."""
+    return noun(kind for result in results for kind in result.devices or (GPU,))
+
+
 def headline(result: Result) -> str:
     """One line that sums a result up."""
     told = duration if result.makespan_s < _HOUR_S else _clock
@@ -214,10 +222,10 @@ def headline(result: Result) -> str:
     if result.mean_jct_s is not None:
         parts.append(f"mean JCT {told(result.mean_jct_s)}")
     if result.on_gpus:
-        parts.append(f"{result.gpu_hours:.2f} GPU-hours")
+        parts.append(f"{result.gpu_hours:.2f} {result.noun}-hours")
         parts.append(f"utilisation {result.utilisation:.0%}")
         if result.idle and result.idle.given_back_gpu_hours >= _SHOWN_H:
-            parts.append(f"{result.idle.given_back_gpu_hours:.2f} GPU-hours given back")
+            parts.append(f"{result.idle.given_back_gpu_hours:.2f} {result.noun}-hours given back")
     if result.core_hours is not UNSET:
         parts.append(f"{result.core_hours:.2f} core-hours")
     if result.gap is not None:
@@ -228,7 +236,7 @@ def headline(result: Result) -> str:
 
 def _there(result: Result) -> str:
     """The GPUs and cores of the jobs, in words."""
-    gpus = f"{result.gpus} GPU{'s' * (result.gpus != 1)}"
+    gpus = f"{result.gpus} {result.noun}{'s' * (result.gpus != 1)}"
     if not result.cores:
         return gpus
     count = sum(result.cores.values())

@@ -18,6 +18,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Ended, JobState, Progress
+from hpcsched.core.nouns import SLOT
 from hpcsched.core.saving import how_suspended
 from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
@@ -159,6 +160,7 @@ class SnapshotWriter:
                     loan=index in loans,
                     sample_age_s=seen.sample_age_s,
                     health=seen.health,
+                    kind=SLOT if device.kind == SLOT else "gpu",
                 )
 
     def _job(self, job: Job, now: float) -> JobStatus:
@@ -195,7 +197,7 @@ class SnapshotWriter:
             end_s=job.ended_s,
             rate=(seen and seen.rate) or job.rate,
             ready=job.ready and job.state.active,
-            detail=str(reason) if reason else None,
+            detail=reason.said(machine.ledger.noun) if reason else None,
             output=self._outputs.get(job.id, ""),
             metrics=dict(job.metrics),
             batching=self.batchings.get(job.id),

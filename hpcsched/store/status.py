@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from hpcsched.contract.progress import Batching
+from hpcsched.core.nouns import noun
 from hpcsched.core.states import JobState
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
@@ -104,7 +105,8 @@ class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     `loan`: it is a CPU slot whose cores are lent to jobs that need no GPU; no other job can have it
     meanwhile. `sample_age_s`: how old its newest sample is, where that is too old to be shown (the driver
-    does not answer); `health` is "ok", or "unknown" once it is much too old.
+    does not answer); `health` is "ok", or "unknown" once it is much too old. `kind`: "gpu", or "cpu" for a
+    CPU slot.
     """
 
     index: int
@@ -116,6 +118,7 @@ class GpuStatus(msgspec.Struct, kw_only=True, omit_defaults=True):
     loan: bool = False
     sample_age_s: float | None = None
     health: str = "ok"
+    kind: str = "gpu"
 
 
 class MeasuredGpu(msgspec.Struct, kw_only=True, frozen=True):
@@ -201,6 +204,11 @@ class Status(msgspec.Struct, kw_only=True):
     run: RunStatus
     gpus: list[GpuStatus]
     jobs: list[JobStatus]
+
+    @property
+    def noun(self) -> str:
+        """What people call its devices."""
+        return noun(gpu.kind for gpu in self.gpus)
 
 
 class StatusPage(msgspec.Struct, kw_only=True):

@@ -261,5 +261,6 @@ def one_line(machine: Machine) -> str:
     )
     shown = ("running", "pending", "suspended", "ended")
     parts = [f"{states[state]} {state}" for state in shown if states[state]]
-    busy = len(machine.ledger.devices) - len(machine.ledger.free)
-    return f"hpcsched: {', '.join(parts) or 'no jobs'}; {busy}/{len(machine.ledger.devices)} GPUs busy"
+    ledger = machine.ledger
+    busy, there = len(ledger.devices) - len(ledger.free), len(ledger.devices)
+    return f"hpcsched: {', '.join(parts) or 'no jobs'}; {busy}/{there} {ledger.noun}s busy"

@@ -72,7 +72,7 @@ class Announcer:
             if not (self._failed or self._more):
                 self._since = self._clock()
             if job.id in self._failed or len(self._failed) < MOST_JOBS:
-                self._failed[job.id] = job_part(job)
+                self._failed[job.id] = job_part(job, self._machine.ledger.noun)
             else:
                 self._more += 1
         draining = self._machine.deadline.draining
@@ -96,7 +96,8 @@ class Announcer:
         """The agent leaves; `how`: in words; `state`: the run's. Waits for what is left to be delivered, a
         bounded time."""
         if "end" in self._kinds:  # which names the failures too
-            failed = [job_part(job) for job in self._machine.run.jobs.values() if job.state.failed]
+            noun, jobs = self._machine.ledger.noun, self._machine.run.jobs.values()
+            failed = [job_part(job, noun) for job in jobs if job.state.failed]
             self._send("end", how, failed[:MOST_JOBS], len(failed[MOST_JOBS:]), state)
         elif self._failed or self._more:
             self._send_failures()

@@ -56,9 +56,9 @@ def shown(text: str, most: int = MOST_REASON) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def job_part(job: Job) -> JobPart:
-    """What a message says of a job."""
-    reason = shown(str(job.reason)) if job.reason else ""
+def job_part(job: Job, noun: str) -> JobPart:
+    """What a message says of a job; `noun`: what the devices of its run are called."""
+    reason = shown(job.reason.said(noun)) if job.reason else ""
     return JobPart(id=job.id, name=job.spec.name, state=str(job.state), reason=reason, exit=job.exit)
 
 

@@ -112,7 +112,7 @@ def _run(ctx: click.Context, queue: Queue) -> int:
 
     def shown(machine: Machine) -> Display:
         on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
-        return OnTerminal(machine, queue.unit) if on_terminal else InLines(machine, queue.unit)
+        return OnTerminal(machine) if on_terminal else InLines(machine)
 
     def ended(life: Any) -> int:
         if life.exit_code:
@@ -163,7 +163,7 @@ def _tell(queue: Queue, run: Path, machine: Machine) -> None:
 
     result = result_of(machine)
     title(f"{2 if queue.pretended else 3}. What came of it")
-    for line in timeline(result.jobs, queue.gpus, queue.unit, min(columns(), WIDEST_CHART) - len(_INDENT)):
+    for line in timeline(result.jobs, queue.gpus, result.noun, min(columns(), WIDEST_CHART) - len(_INDENT)):
         click.echo(_INDENT + line)
     stretches = _stretches(machine)
     rates = best_rates(queue.profiles, stretches, queue.gpus)
@@ -201,8 +201,8 @@ SLOWER = (
 )
 
 NOT_PROMOTED = (
-    "No training was promoted: by the speeds measured, more slots would not have paid. So it is where cores"
-    " are busy with other work, or where there is only one."
+    "No training was promoted: by the speeds measured, more CPU slots would not have paid. So it is where"
+    " cores are busy with other work, or where there is only one."
 )
 
 

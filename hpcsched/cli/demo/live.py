@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import click
 
+from hpcsched.cli.common import plural
 from hpcsched.cli.run.live import Narrator, sentences, stamp
 from hpcsched.cli.run.live_table import LiveTable
 from hpcsched.core import events as ev
@@ -25,35 +26,30 @@ PROGRESS_S = 10.0
 HIGHLIGHT = "PROMOTED IN PLACE"
 
 
-def devices(count: int, unit: str) -> str:
-    """Such as "1 slot" and "2 slots"."""
-    return f"{count} {unit}" + "s" * (count != 1)
-
-
-def told(machine: Machine, event: ev.Event, actions: Sequence[Action], unit: str) -> list[str]:
+def told(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> list[str]:
     """Sentences on an event and what came of it, for people who see a run for the first time.
 
     What is rare is told as `run` tells it.
     """
-    lines = _of_event(machine, event, unit)
+    lines = _of_event(machine, event)
     usual = len(sentences(machine, event, ()))
     for action in actions:
         match action:
             case Launch():
-                lines.append(_launch(machine, action, unit))
+                lines.append(_launch(machine, action))
             case Resize():
-                lines.append(_resize(machine, action, unit))
+                lines.append(_resize(machine, action))
             case _:
                 lines += sentences(machine, event, [action])[usual:]
     return lines
 
 
-def _of_event(machine: Machine, event: ev.Event, unit: str) -> list[str]:
+def _of_event(machine: Machine, event: ev.Event) -> list[str]:
     if isinstance(event, ev.WorkersResized):
         job = machine.run.jobs[event.job_id]
         done = _newest(job, Why.RESIZED_IN_PLACE)
         if done and done.facts["gpus"] > done.facts["old"]:
-            return [_promoted(job, done, unit)]
+            return [_promoted(job, done, machine.ledger.noun)]
     if isinstance(event, ev.WorkersExited):
         job = machine.run.jobs[event.job_id]
         if job.state is JobState.COMPLETED and event.code == 0:
@@ -62,26 +58,27 @@ def _of_event(machine: Machine, event: ev.Event, unit: str) -> list[str]:
     return sentences(machine, event, ())
 
 
-def _promoted(job: Job, done: Reason, unit: str) -> str:
+def _promoted(job: Job, done: Reason, noun: str) -> str:
     stood_s = done.facts.get("stopped_s")
     stood = "" if stood_s is None else f"; it stood still for {max(1, round(1000 * stood_s))} ms"
     return (
-        f"{HIGHLIGHT}: {job.spec.name} goes on with {devices(done.facts['gpus'], unit)} from step"
+        f"{HIGHLIGHT}: {job.spec.name} goes on with {plural(done.facts['gpus'], noun)} from step"
         f" {done.facts['step']}, without a restart{stood}."
     )
 
 
-def _launch(machine: Machine, launch: Launch, unit: str) -> str:
+def _launch(machine: Machine, launch: Launch) -> str:
     job = machine.run.jobs[launch.job_id]
     verb = f"goes on from step {job.step}" if launch.resume else "starts"
     why = next((n.reason for n in reversed(job.story) if n.reason.why in _PLACING), None)
-    return f"{job.spec.name} {verb} on {_places(launch.gpus, unit)}{_because(why)}"
+    noun = machine.ledger.noun
+    return f"{job.spec.name} {verb} on {_places(launch.gpus, noun)}{_because(why, noun)}"
 
 
 _PLACING = (Why.OPTIMAL, Why.LEFT_OVER, Why.PROMOTED, Why.NO_PROFILE)
 
 
-def _because(why: Reason | None) -> str:
+def _because(why: Reason | None, noun: str) -> str:
     match why:
         case Reason(why=Why.OPTIMAL, facts={"gpus": count, "rate": rate}):
             return f": {count} is fastest for it ({rate:.3g} steps/s)"
@@ -89,19 +86,19 @@ def _because(why: Reason | None) -> str:
             return f": {wanted} would be fastest for it, no more are free yet"
         case Reason(why=Why.PROMOTED, facts={"old": old, "gpus": count}):
             return f": promoted from {old} to {count}"
-    return f": {why}" if why else ""
+    return f": {why.said(noun)}" if why else ""
 
 
-def _resize(machine: Machine, resize: Resize, unit: str) -> str:
+def _resize(machine: Machine, resize: Resize) -> str:
     job = machine.run.jobs[resize.job_id]
     why = _newest(job, Why.PROMOTED)
     gain = f": {why.facts['gain']}" if why else ""
-    return f"{job.spec.name} is to have {_places(resize.gpus, unit)} while it trains{gain}"
+    return f"{job.spec.name} is to have {_places(resize.gpus, machine.ledger.noun)} while it trains{gain}"
 
 
-def _places(gpus: Sequence[int], unit: str) -> str:
+def _places(gpus: Sequence[int], noun: str) -> str:
     *others, last = map(str, sorted(gpus))
-    return f"{unit}s {', '.join(others)} and {last}" if others else f"{unit} {last}"
+    return f"{noun}s {', '.join(others)} and {last}" if others else f"{noun} {last}"
 
 
 def _newest(job: Job, why: Why) -> Reason | None:
@@ -111,12 +108,8 @@ def _newest(job: Job, why: Why) -> Reason | None:
 class OnTerminal(LiveTable):
     """The table of `run`, with the demo's sentences above it."""
 
-    def __init__(self, machine: Machine, unit: str) -> None:
-        super().__init__(machine)
-        self._unit = unit
-
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
-        for line in told(self._machine, event, actions, self._unit):
+        for line in told(self._machine, event, actions):
             self.message(line)
 
     def message(self, text: str, *, about: str = "") -> None:
@@ -130,12 +123,12 @@ class OnTerminal(LiveTable):
 class InLines(Narrator):
     """The same line by line, with the progress every few seconds."""
 
-    def __init__(self, machine: Machine, unit: str) -> None:
+    def __init__(self, machine: Machine) -> None:
         super().__init__(machine)
-        self._unit, self._told_at = unit, time.monotonic()
+        self._told_at = time.monotonic()
 
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
-        for line in told(self._machine, event, actions, self._unit):
+        for line in told(self._machine, event, actions):
             self._say(line)
 
     def tick(self, now: float) -> None:

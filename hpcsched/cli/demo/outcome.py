@@ -76,11 +76,11 @@ class _Bar(NamedTuple):
     end_s: float
 
 
-def timeline(jobs: Sequence[JobResult], devices: int, unit: str, width: int) -> list[str]:
+def timeline(jobs: Sequence[JobResult], devices: int, noun: str, width: int) -> list[str]:
     """A Gantt chart in text: a line for each device, with the trainings on it, at most `width` characters
     wide; below it where a training got more devices, and the time."""
     end_s = max((job.end_s or 0.0 for job in jobs), default=0.0)
-    head = max(len(f"{unit} {index}") for index in range(devices)) + 1
+    head = max(len(f"{noun} {index}") for index in range(devices)) + 1
     room = width - head - 1
     if end_s <= 0 or room < 1:
         return []
@@ -94,7 +94,7 @@ def timeline(jobs: Sequence[JobResult], devices: int, unit: str, width: int) -> 
         for bar in _bars(jobs, index):
             first, last = at(bar.start_s), at(bar.end_s)
             cells[first:last] = f"│{bar.job.name} ".ljust(last - first, "━")[: last - first]
-        lines.append(f"{unit} {index}".ljust(head) + "".join(cells).rstrip())
+        lines.append(f"{noun} {index}".ljust(head) + "".join(cells).rstrip())
     for job in jobs:
         for before, after in zip(job.attempts, job.attempts[1:], strict=False):
             if len(after.gpus) > len(before.gpus):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hpcsched.cli.common import plural
 from hpcsched.cli.demo.text import say, title
+from hpcsched.core.nouns import SLOT, noun
 
 if TYPE_CHECKING:
     from hpcsched.core.model import JobSpec
@@ -39,7 +40,7 @@ NO_TORCH = (
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """Jobs, their profiles by model, and the devices for them (each a `unit`), in a folder of the demo's own.
+    """Jobs, their profiles by model, and the devices for them, in a folder of the demo's own.
 
     `speed`: how much faster than the clock it goes.
     """
@@ -50,7 +51,6 @@ class Queue:
     profiles: Mapping[str, Profile]
     devices: str
     gpus: int
-    unit: str
     speed: float = 1.0
 
     @property
@@ -75,7 +75,7 @@ def measured_queue(folder: Path, seconds: float) -> Queue:
         f" one to two minutes, and writes into {folder}. Ctrl-C ends it."
     )
     if len(os.sched_getaffinity(0)) < SLOTS:
-        say("This machine has one core, which both slots share: there is little to gain here.")
+        say("This machine has one core, which both CPU slots share: there is little to gain here.")
     title(f"1. Measure how each model scales (about {COUNT_S * SLOTS * len(models):.0f} s)")
     settings = TrialSettings(seconds=1.5, repeats=2, warmup_s=1.0, costs=False)
     devices = f"cpu:{SLOTS}"
@@ -100,7 +100,6 @@ def measured_queue(folder: Path, seconds: float) -> Queue:
         profiles=profiles,
         devices=devices,
         gpus=SLOTS,
-        unit="slot",
     )
 
 
@@ -127,7 +126,6 @@ def pretended_queue(folder: Path, *, missing: bool) -> Queue:
         profiles={profile.model: profile for profile in load_profiles(PRETENDED_PROFILES)},
         devices=f"replay:{PRETENDED_GPUS}@{PRETENDED_SPEED}",
         gpus=PRETENDED_GPUS,
-        unit="GPU",
         speed=PRETENDED_SPEED,
     )
 
@@ -141,9 +139,10 @@ def _parsed(text: str) -> tuple[JobSpec, ...]:
 
 
 def said_speeds(profile: Profile) -> str:
-    """A model's measured speeds, and the number of slots that it is fastest on."""
+    """A model's measured speeds, and the number of CPU slots that it is fastest on."""
     speeds = ", ".join(
-        f"{rate:.3g} steps/s on {plural(count, 'slot')}" for count, rate in sorted(profile.throughput.items())
+        f"{rate:.3g} steps/s on {plural(count, noun((SLOT,)))}"
+        for count, rate in sorted(profile.throughput.items())
     )
     return f"{profile.model}: {speeds}; fastest on {profile.optimal(SLOTS)}"
 

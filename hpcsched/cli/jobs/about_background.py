@@ -7,31 +7,34 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.lanes import LaneGuest, slowdown
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.model import JobState
+from hpcsched.core.nouns import reworded
 
 
 def beside(machine: Machine, job: Job) -> list[str]:
     """The job's neighbours on its GPUs, or why a background job gets none."""
     from hpcsched.policy.background import why_waiting
 
-    lanes = machine.mechanism(Background).lanes
+    lanes, noun = machine.mechanism(Background).lanes, machine.ledger.noun
     if not job.spec.background:
         told = [_guest(machine, job, guest) for guest in lanes.beside(job)] if job.state.active else []
         return told + ([_cost(machine, job)] if told else [])
-    lines = [str(lanes.quarantined[job.id])] if job.id in lanes.quarantined else []
+    lines = [lanes.quarantined[job.id].said(noun)] if job.id in lanes.quarantined else []
     if guest := lanes.guests.get(job.id):
         host = machine.run.active.get(machine.own.holder.get(guest.gpu, -1))
         where = f"beside {_name(host)}" if host else "which no other job has"
-        lines.append(f"it has the background of GPU {guest.gpu}, {where}; {_pace(guest)}")
+        lines.append(f"it has the background of {noun} {guest.gpu}, {where}; {_pace(guest)}")
         lines += [_cost(machine, host)] if host else []
     elif job.state in (JobState.PENDING, JobState.SUSPENDED) and not (job.held or job.unmet):
         lines += [
-            f"not on GPU {gpu}: {why}" for gpu, why in why_waiting(machine.mechanism(Background).view(), job)
+            f"not on {noun} {gpu}: {reworded(why, noun)}"
+            for gpu, why in why_waiting(machine.mechanism(Background).view(), job)
         ]
     return lines
 
 
 def _guest(machine: Machine, job: Job, guest: LaneGuest) -> str:
-    return f"{_name(machine.run.jobs[guest.job_id])} is in the background of GPU {guest.gpu}; {_pace(guest)}"
+    where = f"{machine.ledger.noun} {guest.gpu}"
+    return f"{_name(machine.run.jobs[guest.job_id])} is in the background of {where}; {_pace(guest)}"
 
 
 def _pace(guest: LaneGuest) -> str:

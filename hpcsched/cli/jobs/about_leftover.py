@@ -6,19 +6,21 @@ from collections.abc import Callable, Sequence
 
 from hpcsched.cli.common import plural
 from hpcsched.printing import spans
-from hpcsched.store.status import LeftOver, RunStatus
+from hpcsched.store.status import LeftOver, Status
 
 MOST_HOSTS = 3
 """Hosts that are named; of more it is said how many they are."""
 
 
-def in_a_line(run: RunStatus, clock: Callable[[float], str]) -> list[str]:
+def in_a_line(status: Status, clock: Callable[[float], str]) -> list[str]:
     """What is left over, and what was given back, in at most one line each; `clock` makes text of seconds."""
+    run = status.run
     lines = []
     if run.left_over and run.state == "RUNNING":
         gpus = sum(len(one.gpus) for one in run.left_over)
         for_s = run.clock_s - max(one.since_s for one in run.left_over)
-        what = f"{plural(gpus, 'GPU')} idle with nothing left that could use {'it' if gpus == 1 else 'them'}"
+        them = "it" if gpus == 1 else "them"
+        what = f"{plural(gpus, status.noun)} idle with nothing left that could use {them}"
         lines.append(f"{what}, for {clock(max(0.0, for_s))} or longer: {where(run.left_over)}")
     if run.given_back:
         lines.append(f"given back to {run.allocation.get('kind')}: {_some(list(run.given_back))}")

@@ -6,6 +6,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.mechanisms.packing.packs import is_packed
+from hpcsched.core.nouns import reworded
 
 
 def together(machine: Machine, job: Job) -> list[str]:
@@ -18,7 +19,7 @@ def together(machine: Machine, job: Job) -> list[str]:
         f"{machine.run.jobs[i].id} ({machine.run.jobs[i].spec.name})" for i in ids if i != job.id
     )
     what = "shares" if job.id in machine.mechanism(Packing).packs.gpu_of else "holds"
-    return [f"it {what} GPU {gpu}, where it trains as one with {others}"]
+    return [f"it {what} {machine.ledger.noun} {gpu}, where it trains as one with {others}"]
 
 
 def why_not(machine: Machine, job: Job) -> list[str]:
@@ -27,4 +28,5 @@ def why_not(machine: Machine, job: Job) -> list[str]:
         return []
     from hpcsched.policy.packing import why_waiting
 
-    return [f"not on GPU {gpu}: {why}" for gpu, why in why_waiting(machine.mechanism(Packing).view(), job)]
+    noun, view = machine.ledger.noun, machine.mechanism(Packing).view()
+    return [f"not on {noun} {gpu}: {reworded(why, noun)}" for gpu, why in why_waiting(view, job)]

@@ -7,6 +7,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
 from hpcsched.core.needs import said_mib
+from hpcsched.core.nouns import reworded
 
 
 def as_it_is(machine: Machine, job: Job) -> list[str]:
@@ -17,7 +18,8 @@ def as_it_is(machine: Machine, job: Job) -> list[str]:
     from hpcsched.policy.sharing import alone, kept
 
     others = ", ".join(f"job {other.id} ({other.spec.name})" for other in sharing.beside(job))
-    lines = [f"it shares GPU {job.gpus[0]} with {others}" if others else f"it is alone on GPU {job.gpus[0]}"]
+    gpu = f"{machine.ledger.noun} {job.gpus[0]}"
+    lines = [f"it shares {gpu} with {others}" if others else f"it is alone on {gpu}"]
     if others:
         view = sharing.view()
         if (share := kept(view, job)) is not None:
@@ -38,4 +40,5 @@ def why_not(machine: Machine, job: Job) -> list[str]:
         return []
     from hpcsched.policy.sharing import why_waiting
 
-    return [f"not on GPU {gpu}: {why}" for gpu, why in why_waiting(machine.mechanism(Sharing).view(), job)]
+    noun, view = machine.ledger.noun, machine.mechanism(Sharing).view()
+    return [f"not on {noun} {gpu}: {reworded(why, noun)}" for gpu, why in why_waiting(view, job)]

@@ -35,6 +35,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState, Kind, Role
 from hpcsched.core.needs import said_time
+from hpcsched.core.nouns import reworded
 from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason
 from hpcsched.core.saving import how_suspended
@@ -81,13 +82,13 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
                 f"{job!r} is an array of {plural(len(array), 'job')}: name one, such as {array[0]}"
             )
         raise UnknownJob(f"no job {job!r}; `hpcsched status --states all` lists them")
-    told = explanation(rundir, machine, found)
+    told, noun = explanation(rundir, machine, found), machine.ledger.noun
     if as_json:
         story = [
             {
                 "at_s": note.at,
                 "code": str(note.reason.why),
-                "text": str(note.reason),
+                "text": note.reason.said(noun),
                 "facts": note.reason.facts,
             }
             for note in found.story
@@ -97,7 +98,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
             "id": found.id,
             "name": found.spec.name,
             "state": found.state,
-            "reason": {"code": str(told.reason.why), "text": str(told.reason)} if told.reason else None,
+            "reason": {"code": str(told.reason.why), "text": told.because} if told.reason else None,
             "role": found.role,
             "gpus": list(found.current.gpus) if found.state.active else [],
             "processes": told.processes or None,
@@ -110,23 +111,25 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
         }
         say_json(page)
         return code_of(rundir)
-    say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found))
+    say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found, noun))
     for what, line in told.lines():
         say(f"  {what}: {line}")
     for disk in _short_disks(rundir):
         if found.id in disk.jobs:
             say(f"  now: {disk.words}")
     say("story (time into the run):")
-    for at, line in story_of(found):
+    for at, line in story_of(found, noun):
         say(f"  {at:>10}  {line}")
     return code_of(rundir)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What can be said of a job besides its story; `now` is what it does, `following` what is next for it."""
+    """What can be said of a job besides its story; `because` is its reason in words, `now` what it does,
+    `following` what is next for it."""
 
     reason: Reason | None
+    because: str
     cores: CoresStatus | None
     now: Sequence[str]
     saves: str
@@ -137,7 +140,7 @@ class Explanation:
 
     def lines(self) -> list[tuple[str, str]]:
         """The same for people, line by line, as (what it is about, words)."""
-        lines = [("because", str(self.reason))] if self.reason else []
+        lines = [("because", self.because)] if self.because else []
         lines += [("now", line) for line in self.now]
         lines += [("saving", self.saves)] if self.saves else []
         lines += [("processes", self.processes)] if self.processes else []
@@ -149,7 +152,7 @@ def explanation(rundir: RunDir, machine: Machine, job: Job) -> Explanation:
     """What can be said of a job, by the journal and, where the agent lives, by its snapshot."""
     from hpcsched.store.snapshot import cores_status
 
-    active = job.state.active
+    active, noun = job.state.active, machine.ledger.noun
     reason = machine.waiting_reason(job) or job.reason
     if active and job.current.why:
         reason = job.current.why
@@ -160,19 +163,20 @@ def explanation(rundir: RunDir, machine: Machine, job: Job) -> Explanation:
     is_command = job.spec.kind is Kind.COMMAND and not cores
     return Explanation(
         reason=reason,
+        because=reason.said(noun) if reason else "",
         cores=cores,
         now=now,
         saves=_saves(rundir, machine, job),
-        processes=str(machine.estimates.shape(job)) if is_command else "",
+        processes=reworded(str(machine.estimates.shape(job)), noun) if is_command else "",
         needs=_needs(machine, job),
         following=what_is_next(machine, job),
         plans=plans,
     )
 
 
-def story_of(job: Job) -> list[tuple[str, str]]:
-    """What the job went through, as (time into the run, words)."""
-    return [(clock(note.at), str(note.reason)) for note in job.story]
+def story_of(job: Job, noun: str) -> list[tuple[str, str]]:
+    """What the job went through, as (time into the run, words); `noun`: what its devices are called."""
+    return [(clock(note.at), note.reason.said(noun)) for note in job.story]
 
 
 def _saves(rundir: RunDir, machine: Machine, job: Job) -> str:
@@ -222,33 +226,34 @@ def _needs(machine: Machine, job: Job) -> list[str]:
     return lines
 
 
-def _where(job: Job) -> str:
+def _where(job: Job, noun: str) -> str:
     if not job.state.active:
         return ""
     if seats := job.current.seats:
         role = "" if job.role is Role.CORES else f" as {job.role}"
         return f" with {said_seats(seats)} cores on {seats[0].host}{role}"
     gpus = ", ".join(map(str, job.current.gpus))
-    return f" on GPU {gpus} as {job.role}" if len(job.current.gpus) == 1 else f" on GPUs {gpus} as {job.role}"
+    return f" on {noun}{'s' * (len(job.current.gpus) != 1)} {gpus} as {job.role}"
 
 
 def what_is_next(machine: Machine, job: Job) -> list[str]:
     """The future of a job, as far as it is decided or can be said."""
+    noun = machine.ledger.noun
     if job.spec.cpus is not None:
         return [*_rest(machine, job), *about_cpu.what_is_next(machine, job)]
     if job.spec.background:
         return [*_rest(machine, job), *about_background.beside(machine, job)]
     if job.state is JobState.SUSPENDING and job.target:
-        return [f"it starts again on {plural(len(job.target.gpus), 'GPU')} as soon as it has saved"]
+        return [f"it starts again on {plural(len(job.target.gpus), noun)} as soon as it has saved"]
     if job.state is JobState.RUNNING and job.target:
-        gpus = plural(len(job.target.gpus), "GPU")
+        gpus = plural(len(job.target.gpus), noun)
         return [f"it goes on on {gpus} without a restart, as soon as that is prepared"]
     if job.state in (JobState.STARTING, JobState.RUNNING):
         lines = [*_rest(machine, job), *about_packing.together(machine, job)]
         lines += [*_changes(machine, job), *about_background.beside(machine, job)]
         return [*lines, *_no_better(machine), *_planned_end(machine, job)]
     if job.id in machine.own.queue:
-        free = f"{len(machine.ledger.free)} of {plural(len(machine.ledger.devices), 'GPU')} free"
+        free = f"{len(machine.ledger.free)} of {plural(len(machine.ledger.devices), noun)} free"
         before = plural(_jobs_before(machine, job), "job")
         line = f"{before} before it; {free}; it wants {_wants(machine, job)}"
         others = [*about_packing.why_not(machine, job), *about_sharing.why_not(machine, job)]
@@ -271,16 +276,16 @@ def _rest(machine: Machine, job: Job) -> list[str]:
 
 def _changes(machine: Machine, job: Job) -> list[str]:
     """Whether a running job is to get another count, and what stands in the way."""
-    lines = []
+    lines, noun = [], machine.ledger.noun
     plan, promote, best = _plan(machine), _promotes(machine), _fastest(machine, job)
     if promote and job.role is Role.SECONDARY and best is not None and best > job.width:
         pays = " and it pays" if promote == "pays" else ""
-        lines.append(f"promoted to {_count(job, best)} when they can be had{pays}")
+        lines.append(f"promoted to {_count(job, best, noun)} when they can be had{pays}")
     if plan and job.id in plan.shrink and job.width > plan.caps[job.id] and job.current.start_s < plan.at:
-        lines.append(f"planned to go down to {_count(job, plan.caps[job.id])}")
+        lines.append(f"planned to go down to {_count(job, plan.caps[job.id], noun)}")
     if plan and (change := _stage_change(machine, plan, job)):
         at, gpus = change
-        what = f"go to {_count(job, gpus)}" if gpus else "save and wait"
+        what = f"go to {_count(job, gpus, noun)}" if gpus else "save and wait"
         lines.append(f"planned to {what} at {clock(at)} into the run")
     if not job.ready and job.saves_by_itself:
         lines.append("it has not begun to train yet: until then it keeps what it has")
@@ -298,10 +303,11 @@ def _same_batch(machine: Machine, job: Job) -> list[str]:
     """The counts to which its global batch binds a running job."""
     if not job.keeps_batch:
         return []
+    noun = machine.ledger.noun
     counts = [gpus for gpus in range(1, machine.rooms.most_for(job) + 1) if job.allows(gpus)]
-    what = f"it is neither promoted nor shrunk: it began on {_count(job, job.width)}"
+    what = f"it is neither promoted nor shrunk: it began on {_count(job, job.width, noun)}"
     if counts != [job.width]:
-        what = f"it may have {', '.join(map(str, counts))} GPUs"
+        what = f"it may have {', '.join(map(str, counts))} {noun}s"
     allow = 'batch = "scales" in its job file lets it change'
     return [f"{what}, on others its global batch would be another one ({allow})"]
 
@@ -338,20 +344,21 @@ def _jobs_before(machine: Machine, job: Job) -> int:
 
 def _wants(machine: Machine, job: Job) -> str:
     """The GPUs that the policy will give a waiting job, as far as that is decided."""
-    plan, (least, most) = _plan(machine), job.limits(machine.rooms.most_for(job))
+    plan, noun = _plan(machine), machine.ledger.noun
+    least, most = job.limits(machine.rooms.most_for(job))
     if least == most:
-        return _count(job, most)
+        return _count(job, most, noun)
     if plan and plan.rule == "list":
         if job.id in plan.caps:
             cap = plan.caps[job.id]
-            return f"{'' if plan.strict else 'at most '}{_count(job, cap)} (planned)"
+            return f"{'' if plan.strict else 'at most '}{_count(job, cap, noun)} (planned)"
     elif plan and (change := _stage_change(machine, plan, job)):
-        return f"{_count(job, change[1])} (planned, from {clock(change[0])} into the run on)"
+        return f"{_count(job, change[1], noun)} (planned, from {clock(change[0])} into the run on)"
     elif _by_marble(machine) and (best := _fastest(machine, job)):
-        return f"{_count(job, best)} (its fastest count)"
+        return f"{_count(job, best, noun)} (its fastest count)"
     elif machine.decisions.policy and machine.decisions.policy.name == "exclusive":
-        return f"{_count(job, most)} (all that it may have)"
-    return f"at least {_count(job, least)}"
+        return f"{_count(job, most, noun)} (all that it may have)"
+    return f"at least {_count(job, least, noun)}"
 
 
 def _stage_change(machine: Machine, plan: Plan, job: Job) -> tuple[float, int] | None:
@@ -394,7 +401,7 @@ def _fastest(machine: Machine, job: Job) -> int | None:
     return job.fastest(profile, most, least) if profile and least <= most else None
 
 
-def _count(job: Job, gpus: int) -> str:
-    """A number of GPUs on each of the job's hosts, in words."""
+def _count(job: Job, gpus: int, noun: str) -> str:
+    """A number of devices on each of the job's hosts, in words."""
     each = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
-    return plural(gpus, "GPU") + each
+    return plural(gpus, noun) + each

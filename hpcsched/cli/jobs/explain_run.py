@@ -52,16 +52,16 @@ def lines_of(machine: Machine, root: Path, record: RunRecord | None) -> list[str
     lines = [f"jobs: {states or 'none'}"]
     if ledger.devices:
         busy = len(ledger.devices) - len(ledger.free)
-        lines.append(f"GPUs: {busy} of {len(ledger.devices)} busy")
+        lines.append(f"{ledger.noun}s: {busy} of {len(ledger.devices)} busy")
     whom = "that waits could use" if machine.own.queue else "is left that could use"
     for idle in left.idle():
         since, them = clock(idle.since), "it" if len(idle.gpus) == 1 else "them"
-        what = f"idle: {named(idle.gpus)} on {idle.host} since {since} into the run"
+        what = f"idle: {named(idle.gpus, ledger.noun)} on {idle.host} since {since} into the run"
         lines.append(f"{what}: no job {whom} {them}")
     if not left.idle() and (growing := _may_grow(machine)):
         lines.append(f"idle: {len(ledger.free)} free, which {growing} may still get")
     lines += [
-        f"given back: {back.host} with {plural(len(back.gpus), 'GPU')}, {clock(back.at)} into the run"
+        f"given back: {back.host} with {plural(len(back.gpus), ledger.noun)}, {clock(back.at)} into the run"
         for back in left.gone
     ]
     return [*lines, *(f"next: {line}" for line in next_lines(machine, root, record))]
@@ -101,7 +101,7 @@ def next_lines(machine: Machine, root: Path, record: RunRecord | None) -> list[s
     if (smaller := smaller_allocation(machine)) is None:
         return lines
     active = list(run.active.values())
-    need = plural(smaller.nodes * smaller.gpus, "GPU")
+    need = plural(smaller.nodes * smaller.gpus, machine.ledger.noun)
     lines.append(
         f"{_names(active)} need{'s' * (len(active) == 1)} {need} at most{_for_how_long(machine, active)}"
     )

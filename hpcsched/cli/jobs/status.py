@@ -249,9 +249,9 @@ def note(found: Status) -> None:
     for gpu, why in run.lost_gpus.items():
         by_reason.setdefault(why, []).append(gpu)
     for why, gpus_ in by_reason.items():
-        lost = f"GPU {gpus_[0]} was" if len(gpus_) == 1 else f"GPUs {','.join(gpus_)} were"
-        say(f"hpcsched: {lost} lost: {why}", err=True)
-    for line in in_a_line(run, clock):
+        lost = "s" * (len(gpus_) > 1) + f" {','.join(gpus_)} {'was' if len(gpus_) == 1 else 'were'} lost"
+        say(f"hpcsched: {found.noun}{lost}: {why}", err=True)
+    for line in in_a_line(found, clock):
         say(f"hpcsched: {line}", err=True)
     for line in silent_gpus(found):
         say(f"hpcsched: {line}", err=True)
@@ -264,7 +264,7 @@ def silent_gpus(found: Status) -> list[str]:
         if gpu.sample_age_s is not None:
             ages.setdefault(gpu.health, {})[gpu.index] = gpu.sample_age_s
     return [
-        f"no sample of {named(of)} for {clock(max(of.values()))}: the driver does not answer"
+        f"no sample of {named(of, found.noun)} for {clock(max(of.values()))}: the driver does not answer"
         + (f"; {'its' if len(of) == 1 else 'their'} health is unknown" if health == "unknown" else "")
         for health, of in ages.items()
     ]

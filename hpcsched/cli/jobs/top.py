@@ -216,7 +216,7 @@ class Screen:
         busy = len({gpu.index for gpu in status.gpus if gpu.job is not None})
         counts = Counter(job.state for job in status.jobs)
         used = [gpu.utilisation for gpu in gpus if gpu.utilisation is not None]
-        second = [f"{busy} of {plural(len(gpus), 'GPU')} busy"]
+        second = [f"{busy} of {plural(len(gpus), status.noun)} busy"]
         if used:
             second.append(f"{sum(used) / len(used):.0%} used")
         if lent := sum(gpu.loan for gpu in gpus):
@@ -231,7 +231,7 @@ class Screen:
             lines += self._wrapped(f"! {waiting}")
         if saying := batch_job_status.sentence(run, clock(age_s(run))):
             lines += self._wrapped(f"! {saying}")
-        lines += in_a_line(run, clock)
+        lines += in_a_line(status, clock)
         for line in silent_gpus(status):
             lines += self._wrapped(f"! {line}")
         return lines
@@ -245,7 +245,7 @@ class Screen:
         for gpu in gpus:
             by_host.setdefault(gpu.host, []).append(gpu)
         if not by_host:
-            return ["no GPUs"]
+            return [f"no {status.noun}s"]
         name_width = min(max(4, *map(len, by_host)), self.width // 4)
         cells = {
             host: [self._cell(gpu, guests.get(gpu.index), riders[gpu.index]) for gpu in mine]
@@ -253,7 +253,7 @@ class Screen:
         }
         cell_width = max(len(cell) for row in cells.values() for cell in row)
         across = max(1, (self.width - name_width) // (cell_width + 2))
-        lines = [f"{'HOST':<{name_width}}  GPU:JOB USED"]
+        lines = [f"{'HOST':<{name_width}}  {status.noun.upper()}:JOB USED"]
         for host, row in cells.items():
             for start in range(0, len(row), across):
                 label = shortened(host, name_width) if start == 0 else ""
@@ -261,7 +261,9 @@ class Screen:
                 lines.append(f"{label:<{name_width}}  {rest}".rstrip())
         if room is not None and len(lines) > room:
             free = sum(gpu.job is None and not gpu.loan and gpu.index not in guests for gpu in gpus)
-            note = f"... {plural(len(by_host), 'host')} in all, {free} of {plural(len(gpus), 'GPU')} free"
+            note = (
+                f"... {plural(len(by_host), 'host')} in all, {free} of {plural(len(gpus), status.noun)} free"
+            )
             lines = [*lines[: room - 1], note]
         return lines
 

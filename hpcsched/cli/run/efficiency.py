@@ -78,7 +78,7 @@ def efficiency(
         more = {"modelled": modelled} if modelled else {}
         say_json({**page, "set": together, "jobs": each, **more})
         return
-    say(_table(each) + "\n".join(_lines(together)), lines=True)
+    say(_table(each) + "\n".join(_lines(together, machine.ledger.noun)), lines=True)
     if modelled:
         from hpcsched.report.tables import comparison_table
 
@@ -123,12 +123,12 @@ def _table(jobs: Sequence[JobEfficiency]) -> str:
     return aligned(columns, [True, False, False, *[True] * 7])
 
 
-def _lines(total: SetEfficiency) -> list[str]:
-    """The set, for people."""
-    held = f"{total.gpu_hours:.2f} GPU-hours held"
+def _lines(total: SetEfficiency, noun: str) -> list[str]:
+    """The set, for people; `noun`: what its devices are called."""
+    held = f"{total.gpu_hours:.2f} {noun}-hours held"
     if total.there_gpu_hours and total.gpus:
         share = total.gpu_hours / total.there_gpu_hours
-        held += f" of {total.there_gpu_hours:.2f} ({share:.0%}), {plural(total.gpus, 'GPU')} for "
+        held += f" of {total.there_gpu_hours:.2f} ({share:.0%}), {plural(total.gpus, noun)} for "
         held += clock(total.makespan_s or 0.0)
     lines = [f"{plural(total.jobs, 'job')}: {held}"]
     if total.busy_gpu_hours is not None and total.idle_gpu_hours is not None:
@@ -147,10 +147,9 @@ def _lines(total: SetEfficiency) -> list[str]:
         )
     if total.energy_kwh is not None:
         idle_kwh = total.energy_unheld_kwh
-        unheld = "" if idle_kwh is None else f"; GPUs that nobody held {idle_kwh:.2f}"
-        lines.append(
-            f"  energy {total.energy_kwh:.2f} kWh in {total.energy_gpu_hours:.2f} GPU-hours measured{unheld}"
-        )
+        unheld = "" if idle_kwh is None else f"; {noun}s that nobody held {idle_kwh:.2f}"
+        measured = f"{total.energy_gpu_hours:.2f} {noun}-hours measured"
+        lines.append(f"  energy {total.energy_kwh:.2f} kWh in {measured}{unheld}")
     return lines
 
 

@@ -48,11 +48,12 @@ def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequen
             if len(set(hosts.values())) != 1 or machine.ledger.lost or not machine.run.finished:
                 raise ConfigError(
                     where="--compare",
-                    got="a run cut short, or hosts with unequal or lost GPUs",
+                    got=f"a run cut short, or hosts with unequal or lost {result.noun}s",
                     accepted="a finished run on hosts that are alike",
                 )
             known = list(profiles.values())
-            results.append(simulated(specs, known, gpus=gpus, nodes=nodes, policy=policy, options={}))
+            other = simulated(specs, known, gpus=gpus, nodes=nodes, policy=policy, options={})
+            results.append(replace(other, devices=result.devices))
         except ConfigError as error:
             say(f"hpcsched: no comparison with {policy}: {error}", err=True)
     if as_json:
@@ -87,7 +88,8 @@ def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequen
 def _tell_failure(life: Any, job_id: int) -> None:
     """Print why a job failed, and the last lines it wrote."""
     job = life.machine.run.jobs[job_id]
-    say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {job.reason}", err=True)
+    why = job.reason.said(life.machine.ledger.noun) if job.reason else None
+    say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {why}", err=True)
     path = life.outputs.get(job_id)
     if path is None:
         return

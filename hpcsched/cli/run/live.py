@@ -16,7 +16,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.layout import said_seats
 from hpcsched.core.model import JobState
-from hpcsched.core.reasons import Why
+from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.saving import what_is_lost
 from hpcsched.durations import clock
 from hpcsched.printing import printable
@@ -24,31 +24,33 @@ from hpcsched.printing import printable
 
 def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> list[str]:
     """Sentences on an event and the actions it led to, one line each."""
-    lines = []
+    lines, noun = [], machine.ledger.noun
     if isinstance(event, (ev.WorkersExited, ev.LaunchFailed)):
         job = machine.run.jobs[event.job_id]
         if job.attempt == event.attempt or job.state.active:
-            lines.append(f"{_name(job)} {_ending(job, event, draining=machine.deadline.draining)}")
+            lines.append(f"{_name(job)} {_ending(job, event, noun, draining=machine.deadline.draining)}")
     elif isinstance(event, ev.AgentStarted):
         for job in machine.run.jobs.values():
             news = itertools.takewhile(lambda note: note.at == machine.run.now, reversed(job.story))
-            lines += [f"{_name(job)}: {note.reason}" for note in news if note.reason.why is Why.LOST]
+            lines += [
+                f"{_name(job)}: {note.reason.said(noun)}" for note in news if note.reason.why is Why.LOST
+            ]
     elif isinstance(event, (ev.WorkersResized, ev.ResizeFailed)):
         job = machine.run.jobs[event.job_id]
         told = (
             n.reason for n in reversed(job.story) if n.reason.why in _IN_PLACE and n.at == machine.run.now
         )
-        lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
+        lines += [f"{_name(job)} {reason.said(noun)}" for reason in islice(told, 1)]
     elif isinstance(event, (ev.WorkersApart, ev.WorkersReady)):
         job = machine.run.jobs[event.job_id]
         told = (
             n.reason for n in reversed(job.story) if n.reason.why in _PROCESSES and n.at == machine.run.now
         )
-        lines += [f"{_name(job)} {reason}" for reason in islice(told, 1)]
+        lines += [f"{_name(job)} {reason.said(noun)}" for reason in islice(told, 1)]
     elif isinstance(event, ev.UsageMeasured):
         job = machine.run.jobs[event.job_id]
         told = (n.reason for n in job.story[-1:] if n.reason.why in _FOUND and n.at == machine.run.now)
-        lines += [f"{_name(job)} {reason}" for reason in told]
+        lines += [f"{_name(job)} {reason.said(noun)}" for reason in told]
     for action in actions:
         if not isinstance(action, (Launch, Resize, Suspend, Terminate, Kill, Pace)):
             continue
@@ -57,20 +59,22 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
             case Launch(gpus=gpus, role=role, resume=resume, seats=seats):
                 at = f"at step {job.step}" if job.reports else "from its checkpoint"
                 verb = f"resumes {at}" if resume else "starts"
-                where = f"on {gpus_named(gpus)} as {role}{_placed(job)}"
+                where = f"on {gpus_named(gpus, noun)} as {role}{_placed(job, noun)}"
                 lines.append(f"{_name(job)} {verb} {_cores(seats) if seats else where}")
                 told = (n.reason for n in job.story[-1:] if n.reason.why is Why.ONE_PROCESS)
-                lines += [f"{_name(job)} {reason}" for reason in told]
+                lines += [f"{_name(job)} {reason.said(noun)}" for reason in told]
             case Resize(seats=seats) if seats and job.target:
-                lines.append(f"{_name(job)}: {job.target.why}")
+                lines.append(f"{_name(job)}{_because(job.target.why, noun)}")
             case Resize(gpus=gpus, role=role):
-                lines.append(f"{_name(job)} is to go on on {gpus_named(gpus)} as {role}{_placed(job)}")
+                place = f"{gpus_named(gpus, noun)} as {role}{_placed(job, noun)}"
+                lines.append(f"{_name(job)} is to go on on {place}")
             case Pace():
                 told = (n.reason for n in job.story[-1:] if n.reason.why is Why.PACED and n.at == action.at)
-                lines += [f"{_name(job)} {reason}" for reason in told]
+                lines += [f"{_name(job)} {reason.said(noun)}" for reason in told]
             case Suspend():
+                then = _to_go_on(job, noun) or _apart(job, action.at, noun)
                 cost = what_is_lost(job, machine.run.now, machine.estimates.unsaved_s(job))
-                lines.append(f"{_name(job)} is asked to save{_to_go_on(job) or _apart(job, action.at)}{cost}")
+                lines.append(f"{_name(job)} is asked to save{then}{cost}")
             case Terminate():
                 why = ": it has not said that it can save" * (job.cannot_save and machine.deadline.draining)
                 lines.append(f"{_name(job)} is told to end (SIGTERM){why}")
@@ -115,10 +119,14 @@ _FOUND = frozenset({Why.SETTLED, Why.WANTS_CORES})
 """What a job on CPU cores comes to where its configuration stays as it is."""
 
 
-def _placed(job: Job) -> str:
+def _placed(job: Job, noun: str) -> str:
     """The reason for a job's GPUs."""
     why = next((n.reason for n in reversed(job.story) if n.reason.why in _PLACING), None)
-    return f": {why}" if why else ""
+    return _because(why, noun)
+
+
+def _because(why: Reason | None, noun: str) -> str:
+    return f": {why.said(noun)}" if why else ""
 
 
 def _name(job: Job) -> str:
@@ -133,22 +141,22 @@ def _cores(seats: Sequence[Seat]) -> str:
     return f"with {said_seats(seats)} cores"
 
 
-def _to_go_on(job: Job) -> str:
+def _to_go_on(job: Job, noun: str) -> str:
     """The GPUs or cores of a job after it has saved, if that is decided; on CPU cores also why."""
     if job.target is None:
         return ""
     if job.target.seats:
-        return f" to go on {_cores(job.target.seats)}: {job.target.why}"
-    return f" to go on with {len(job.target.gpus)} GPUs"
+        return f" to go on {_cores(job.target.seats)}{_because(job.target.why, noun)}"
+    return f" to go on with {len(job.target.gpus)} {noun}s"
 
 
-def _apart(job: Job, at: float) -> str:
+def _apart(job: Job, at: float, noun: str) -> str:
     """Why a job leaves others that it has shared a GPU with, where that was decided now."""
     told = (note.reason for note in job.story[-1:] if note.at == at and note.reason.why in _PARTING)
-    return next((f": {reason}" for reason in told), "")
+    return next((f": {reason.said(noun)}" for reason in told), "")
 
 
-def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, *, draining: bool) -> str:
+def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, noun: str, *, draining: bool) -> str:
     if isinstance(event, ev.LaunchFailed):
         return f"could not be started: {event.error}{_WAITS_FOR_ROOM if event.no_room else ''}"
     bad = f": its STATE.json cannot be read: {event.unreadable}" if event.unreadable else ""
@@ -158,7 +166,7 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, *, draining: bo
         )
         return f"completed{metrics}{bad}"
     if job.reason and job.reason.why in (Why.TIME_LIMIT, Why.OUT_OF_MEMORY):
-        return f"ended: {job.reason}"
+        return f"ended: {job.reason.said(noun)}"
     if event.code == SUSPENDED and not bad:
         return f"saved at step {job.saved_step}" if job.reports else "saved"
     anew = "; begins anew when the run goes on" if draining else "; starts again"

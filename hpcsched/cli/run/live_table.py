@@ -133,7 +133,7 @@ _COLUMNS: tuple[tuple[str, bool, int, Callable[[Job, float], str]], ...] = (
 
 def _free(machine: Machine) -> list[str]:
     """The free GPUs and, where there are jobs for them, the free CPU cores."""
-    gpus = [f"{len(machine.ledger.free)} of {len(machine.ledger.devices)} GPUs"]
+    gpus = [f"{len(machine.ledger.free)} of {len(machine.ledger.devices)} {machine.ledger.noun}s"]
     if not machine.mechanism(Cpu).used:
         return gpus
     free = (

@@ -62,12 +62,13 @@ def began(machine: Machine) -> str:
 
 def facts_of(rundir: RunDir, machine: Machine) -> list[tuple[str, str]]:
     """The facts on a run that has begun, as (name, words)."""
+    noun = machine.ledger.noun
     facts = [("run", machine.run.run_id)] if machine.run.run_id else []
     facts += [("policy", _policy(machine)), *_by_record(rundir)]
     facts += [("host", line) for line in _devices(machine.leftover.there_at_first)]
-    facts += [("lost", f"{gpus([index])}: {why}") for index, why in sorted(machine.ledger.lost.items())]
+    facts += [("lost", f"{gpus([index], noun)}: {why}") for index, why in sorted(machine.ledger.lost.items())]
     facts += [
-        ("CPU cores", f"{plural(len(cores.own), 'core')} on {host} for jobs without GPUs")
+        ("CPU cores", f"{plural(len(cores.own), 'core')} on {host} for jobs without {noun}s")
         for host, cores in machine.ledger.host_cores.items()
         if cores.own
     ][:MOST_HOSTS]

@@ -17,6 +17,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.mechanisms.sharing.shares import share_of, shares_a_gpu
 from hpcsched.core.model import MOST_JOBS, Attempt, Ended, JobSpec, JobState, Role
+from hpcsched.core.nouns import GPU
 from hpcsched.core.profile import Profile
 from hpcsched.report.idle import away_gpu_s, idle_of
 from hpcsched.report.result import Result, summarise
@@ -70,6 +71,7 @@ def result_of(
         cores=there(machine),
         away_gpu_s=partial(away_gpu_s, machine),
         idle=idle_of(machine) if keep_jobs and gpus else UNSET,
+        devices=sorted(machine.ledger.kinds) if machine.ledger.noun != GPU else UNSET,
     )
 
 

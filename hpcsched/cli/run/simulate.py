@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,19 +226,22 @@ def simulated_under(
             )
             result = result_of(simulation.run(), bounds=bounds, keep_jobs=keep or not many)
         bounds = bounds or Bounds(result.lower_bound_s, result.mean_jct_bound_s)
-        results.append(_as_in_the_run(result, scenario.ids) if scenario.ids else result)
+        results.append(_as_in_the_run(result, scenario) if scenario.was else result)
     return results if scenario.was is None else [scenario.was, *results]
 
 
-def _as_in_the_run(result: Result, ids: Sequence[tuple[int, str]]) -> Result:
-    """The result with the jobs' ids and models of the run: those of the simulation count from 1."""
+def _as_in_the_run(result: Result, scenario: Scenario) -> Result:
+    """The result with the jobs' ids and models of the run, as those of the simulation count from 1, and with
+    the run's kinds of devices."""
+    from msgspec import UNSET
     from msgspec.structs import replace
 
     jobs = []
     for job in result.jobs:
-        job_id, model = ids[job.id - 1]
+        job_id, model = scenario.ids[job.id - 1]
         jobs.append(replace(job, id=job_id, model=model))
-    return replace(result, jobs=tuple(jobs))
+    devices = scenario.was.devices if scenario.was else UNSET
+    return replace(result, jobs=tuple(jobs), devices=devices)
 
 
 def _check_drawable(path: Path, jobs: int) -> None:

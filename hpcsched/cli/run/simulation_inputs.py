@@ -13,6 +13,7 @@ import click
 from hpcsched import jobfile
 from hpcsched.cli.common import database_path, find_run, hint_at_runs, plural
 from hpcsched.cli.run import policies
+from hpcsched.core.nouns import GPU
 from hpcsched.errors import ConfigError, NoSuchRun
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir
@@ -61,7 +62,7 @@ class Scenario:
     @property
     def place(self) -> str:
         """In words: `2 hosts with 4 GPUs and 64 cores each`."""
-        there = {"GPU": self.gpus, "core": self.cpus}
+        there = {self.was.noun if self.was else GPU: self.gpus, "core": self.cpus}
         each = " and ".join(plural(number, what) for what, number in there.items() if number)
         return each if self.nodes == 1 else f"{self.nodes} hosts with {each} each"
 

@@ -10,6 +10,7 @@ from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.model import Attempt, Device, HostCores, JobSpec, Role
 from hpcsched.core.needs import Needs
+from hpcsched.core.nouns import GPU, noun
 from hpcsched.core.resources.gpus import FreeGpus, GpusByHost
 
 M = TypeVar("M", bound=Mechanism)
@@ -31,6 +32,10 @@ class Ledger:
         self._lost_devices: dict[int, Device] = {}
         self._away: dict[int, Device] = {}
         """Devices of hosts that are given back."""
+        self.kinds: frozenset[str] = frozenset()
+        """The kinds of the devices that there were when this life began."""
+        self.noun = GPU
+        """What people call these devices: see `nouns.noun`."""
         self.moves = 0
         """How often it has changed which devices there are, or which are free."""
         self.free = FreeGpus({}, ())
@@ -73,6 +78,8 @@ class Ledger:
         self.host_cores = {host.host: host for host in cores}
         self.lost, self._lost_devices, self._away = {}, {}, {}
         healthy = {device.index: device for device in devices}
+        self.kinds = frozenset(device.kind for device in healthy.values())
+        self.noun = noun(self.kinds)
         self._have(healthy, healthy)
 
     def lose(self, gpu: int, why: str) -> None:
