@@ -13,8 +13,8 @@ GPU: Final = "GPU"
 
 
 def noun(kinds: Iterable[str]) -> str:
-    """What devices of these kinds are called: "CPU slot", "GPU" (also where there are none), or "device" where
-    there are both. The plural has an s."""
+    """What devices of these kinds are called: "CPU slot", "GPU" (also where there are none), or "device" for
+    both together. The plural has an s."""
     slots = {kind == SLOT for kind in kinds}
     if len(slots) > 1:
         return "device"

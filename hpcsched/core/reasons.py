@@ -173,7 +173,7 @@ _WORDS = {
     Why.NO_PROFILE: "the scaling of {model} has not been measured yet: it gets {gpus} GPUs now, at most half "
     "of the {total}; its speed is learnt as it runs",
     Why.FIXED: "the job asks for {gpus} GPUs{hosts}",
-    Why.NOT_PARALLEL: "{gpus} GPUs: {because}",
+    Why.NOT_PARALLEL: "it gets {gpus} GPUs, as {because}",
     Why.ONE_PROCESS: "is started as one process that sees all {gpus} GPUs, as nothing says that its program "
     'is parallel; processes = "per-gpu" in the job file starts one on each',
     Why.SAYS_PARALLEL: "its program says that it is parallel: from its next start on ({model}) it is one "

@@ -60,6 +60,6 @@ def test_it_trains_and_tells_what_that_was_worth(tmp_path: Path) -> None:
     assert ("PROMOTED IN PLACE" in said) is resized
     assert ("No training was promoted" in said) is not resized
     assert re.search(r"4 trainings in \d+:\d\d; one after the other\s+they\s+take \d+:\d\d: ", said)
-    assert "slot 0 │small-a" in said and "here/report.html" in said
+    assert "CPU slot 0 │small-a" in said and "here/report.html" in said
     assert "<svg" in (tmp_path / "here/report.html").read_text()
     assert not (tmp_path / "DATA").exists(), "the user's database"

@@ -248,7 +248,8 @@ def test_an_unknown_model_gets_at_most_half_the_node():
     assert leases(driver) == {"x": (0, 1, 2)}
     assert (
         reasons(driver, "x")[-1]
-        == "how x scales is unknown: 3 GPUs, at most half of the 6; measured as it runs"
+        == "the scaling of x has not been measured yet: it gets 3 GPUs now, at most half of the 6; its speed is "
+        "learnt as it runs"
     )
 
 

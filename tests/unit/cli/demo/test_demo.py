@@ -57,13 +57,13 @@ def test_the_chart_shows_who_ran_where_and_when_it_got_more() -> None:
     machine = Simulation(
         jobs, list(PROFILES.values()), gpus=2, policy="marble", options={"promote": "always"}
     ).run()
-    lines = timeline(result_of(machine).jobs, 2, "slot", 60)
+    lines = timeline(result_of(machine).jobs, 2, "CPU slot", 60)
     assert all(len(line) <= 60 for line in lines)
-    assert lines[0].startswith("slot 0 │a ━") and "│long-name ━" in lines[0]
-    assert lines[1].startswith("slot 1 │b ━")
+    assert lines[0].startswith("CPU slot 0 │a ━") and "│long-name ━" in lines[0]
+    assert lines[1].startswith("CPU slot 1 │b ━")
     assert "long-name: 1 to 2" in lines[2] and "▲" in lines[2]
     assert lines[-1].split()[0] == "0:00"
-    assert timeline([], 2, "slot", 60) == timeline(result_of(machine).jobs, 2, "slot", 8) == []
+    assert timeline([], 2, "CPU slot", 60) == timeline(result_of(machine).jobs, 2, "CPU slot", 12) == []
 
 
 def test_a_promotion_in_place_is_told_with_what_it_gains_and_costs() -> None:
@@ -71,26 +71,27 @@ def test_a_promotion_in_place_is_told_with_what_it_gains_and_costs() -> None:
         a_job("a", "small", 100),
         a_job("b", "wide", 100),
         gpus=2,
+        kind="cpu",
         profiles=PROFILES.values(),
         promote="always",
     )
 
     def said(actions: list[Action]) -> list[str]:
-        return told(driver.machine, driver.events[-1], actions, "slot")
+        return told(driver.machine, driver.events[-1], actions)
 
-    launched = told(driver.machine, driver.events[-1], driver.actions, "slot")
+    launched = told(driver.machine, driver.events[-1], driver.actions)
     assert launched == [
-        "a starts on slot 0: 1 is fastest for it (100 steps/s)",
-        "b starts on slot 1: 2 would be fastest for it, no more are free yet",
+        "a starts on CPU slot 0: 1 is fastest for it (100 steps/s)",
+        "b starts on CPU slot 1: 2 would be fastest for it, no more are free yet",
     ]
     driver.runs("a", "b", in_place=True)
     driver.reports("b", 25)
     assert progress(driver.machine) == "a 0%, b 25%"
     ended, begun = said(driver.exits("a", 0))
     assert ended == "a has ended"
-    assert begun == "b is to have slots 0 and 1 while it trains: its fastest count is free"
+    assert begun == "b is to have CPU slots 0 and 1 while it trains: its fastest count is free"
     assert said(driver.resized("b", 30, stopped_s=0.041)) == [
-        f"{HIGHLIGHT}: b goes on with 2 slots from step 30, without a restart; it stood still for 41 ms."
+        f"{HIGHLIGHT}: b goes on with 2 CPU slots from step 30, without a restart; it stood still for 41 ms."
     ]
 
 
@@ -102,7 +103,7 @@ def test_the_trainings_last_as_long_as_they_shall_wherever_they_run() -> None:
     assert steps["small-b"] == round(60 * 0.32 * 100) and steps["wide"] == round(60 * 0.28 * 8)
     made = jobfile.parse(tomllib.loads(queue.with_steps(text, steps)), where="x", workdir=Path.cwd()).jobs
     assert {job.name: job.steps for job in made} == steps
-    assert queue.said_speeds(WIDE) == "wide: 5 steps/s on 1 slot, 8 steps/s on 2 slots; fastest on 2"
+    assert queue.said_speeds(WIDE) == "wide: 5 steps/s on 1 CPU slot, 8 steps/s on 2 CPU slots; fastest on 2"
 
 
 def test_a_demo_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,6 @@ def test_what_it_says_to_try_next_can_be_typed(speed: float, tmp_path: Path) -> 
         profiles=PROFILES,
         devices="cpu:2",
         gpus=2,
-        unit="slot",
         speed=speed,
     )
     lines = command.next_commands(shown, tmp_path / "run")

@@ -139,7 +139,7 @@ def test_a_slot_on_loan_is_neither_free_nor_anybodys(tmp_path: Path) -> None:
         (None, "foreground", True),
     ]
     lines = Screen(width=100, height=None).lines(status)
-    assert lines[1].startswith("1 of 4 GPUs busy, 1 lent to jobs on CPU cores")
+    assert lines[1].startswith("1 of 4 CPU slots busy, 1 lent to jobs on CPU cores")
     assert any(line.split() == ["n1", "0:1", "1:-", "2:-", "3:lent"] for line in lines)
     assert any(line.split()[:5] == ["2", "a", "CF", "cores", "0.6c"] for line in lines if line)
     short = Screen(width=12, height=12).lines(status)
@@ -151,7 +151,7 @@ def test_a_slot_on_loan_is_neither_free_nor_anybodys(tmp_path: Path) -> None:
 def test_slots_on_loan_do_not_count_as_free_where_hosts_are_too_many_to_list(tmp_path: Path) -> None:
     driver = Driver(a_core_job("a", 1, start=1.0), gpus=1, hosts=9, kind="cpu")
     lines = Screen(width=60, height=10).lines(seen(driver, tmp_path))
-    assert any("8 of 9 GPUs free" in line for line in lines)
+    assert any("8 of 9 CPU slots free" in line for line in lines)
 
 
 # --- explain ----------------------------------------------------------------------------------------
@@ -303,6 +303,6 @@ def test_the_table_on_a_terminal_has_cores() -> None:
         a_job("g", gpus=1), a_core_job("a", 4, start=0.15), gpus=4, kind="cpu", cores=range(10, 12)
     )
     text = live_table(driver.machine, 0.0, 160)
-    assert "3 of 4 GPUs, 4.4 of 6 CPU cores free" in text[0]
+    assert "3 of 4 CPU slots, 4.4 of 6 CPU cores free" in text[0]
     assert any("0.6c" in line and "cores" in line for line in text)
     assert "; 7.7 of 8 CPU cores free" in live_table(run(a_core_job("a", 2)).machine, 0.0, 80)[0]

@@ -12,7 +12,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.transitions.outcome import RELEASE
 from hpcsched.durations import clock
 from hpcsched.store.rundir import RunRecord
-from hpcsched.store.status import AgentStatus, LeftOver, RunStatus
+from hpcsched.store.status import AgentStatus, LeftOver, RunStatus, Status
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 ROOT = Path("/runs/one")
@@ -120,13 +120,14 @@ def test_the_line_of_status() -> None:
         allocation={"kind": "slurm"},
         clock_s=700.0,
     )
-    assert in_a_line(run, clock) == []
+    status = Status(run=run, gpus=[], jobs=[])
+    assert in_a_line(status, clock) == []
     run.left_over = [LeftOver(host=f"n{n}", gpus=[2 * n, 2 * n + 1], since_s=100.0 * n) for n in range(5)]
     run.given_back = {"n7": 5.0}
-    assert in_a_line(run, clock) == [
+    assert in_a_line(status, clock) == [
         "10 GPUs idle with nothing left that could use them, for 5:00 or longer: 0-1 on n0; 2-3 on n1; "
         "4-5 on n2; 2 more hosts",
         "given back to slurm: n7",
     ]
     run.state = "STOPPED"
-    assert in_a_line(run, clock) == ["given back to slurm: n7"]
+    assert in_a_line(status, clock) == ["given back to slurm: n7"]
