@@ -39,7 +39,7 @@ def test_an_edited_job_file_is_never_ignored_in_silence(bench: Bench) -> None:
     assert set(bench.states().values()) == {"COMPLETED"}
     *_, mark, mended = bench.output().splitlines()
     assert mark.startswith("hpcsched: ---- attempt 3, ")
-    assert mark.endswith(", GPU 0, from its beginning ----")
+    assert mark.endswith(", CPU slot 0, from its beginning ----")
     assert mended == "mended"
     # A completed job runs again only if asked, and then with what was taken.
     jobs = edited("echo mended", 8)

@@ -86,8 +86,8 @@ def test_it_takes_what_the_foreground_leaves_and_saves_goes_on_and_ends_like_any
     ]
     assert bench.job("back")["role"] == "background"
     assert "background" in bench("status", "-o", "%i %p").stdout
-    assert "it has the background of GPU 0, beside job 1 (front)" in bench("explain", "back").stdout
-    assert "job 2 (back) is in the background of GPU 0" in bench("explain", "front").stdout
+    assert "it has the background of CPU slot 0, beside job 1 (front)" in bench("explain", "back").stdout
+    assert "job 2 (back) is in the background of CPU slot 0" in bench("explain", "front").stdout
 
     agent.kill(signal.SIGINT)
     assert agent.wait() == 75, agent.said

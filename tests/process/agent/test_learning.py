@@ -100,7 +100,7 @@ def test_what_a_run_learns_is_told_kept_and_used(bench: Bench, program: list[str
     assert done.returncode == 0, done.stderr
     done = bench("--dir", bench.folder / "next", "explain", "next", "--json")
     texts = [note["text"] for note in json.loads(done.stdout)["story"] if note["code"] == "Optimal"]
-    assert len(texts) == 1 and texts[0].startswith("2 GPUs is the fastest count of new (")
+    assert len(texts) == 1 and texts[0].startswith("2 CPU slots is the fastest count of new (")
     assert texts[0].endswith(" steps/s; learned profile)")
 
 

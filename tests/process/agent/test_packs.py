@@ -60,7 +60,7 @@ def test_jobs_of_a_pack_are_suspended_cancelled_and_told_of_one_by_one(bench: Be
     roles = {j["name"]: j["role"] for j in page["jobs"]}
     assert roles == {"packed-0": "primary", "packed-1": "packed", "packed-2": "packed"}
     told = bench("explain", "packed-1").stdout
-    assert "it shares GPU 0, where it trains as one with 1 (packed-0), 3 (packed-2)" in told
+    assert "it shares CPU slot 0, where it trains as one with 1 (packed-0), 3 (packed-2)" in told
     bench.until(lambda: (bench.job("packed-1").get("step") or 0) > 3, "some steps")
     assert bench("suspend", "packed-0").returncode == 0  # who holds the GPU: another one inherits it
     bench.until(lambda: bench.states().get("packed-0") == "SUSPENDED", "suspended")
@@ -87,7 +87,7 @@ def test_who_rides_goes_to_a_gpu_that_nobody_waits_for(bench: Bench) -> None:
     bench.until(lambda: bench.job("rider")["role"] == "primary", "the rider has the other GPU")
     bench.ready("rider")
     assert (
-        "leaves the 1 that it trains with on GPU 0 for a GPU that nobody has"
+        "leaves the 1 that it trains with on CPU slot 0 for a CPU slot that nobody has"
         in bench("explain", "rider").stdout
     )
     (bench.folder / "go").touch()

@@ -122,7 +122,7 @@ def test_without_the_option_it_is_only_said(bench: Bench, slurm: Path) -> None:
     bench.until(lambda: bench.status()["run"]["left_over"], "left over")
     assert "1 GPU idle with nothing left that could use it" in bench("status").stderr
     told = bench("explain").stdout
-    assert "  idle: GPU 1 on node9 since " in told
+    assert "  idle: CPU slot 1 on node9 since " in told
     assert "  next: node9: `run --release-idle-nodes MINUTES` would give it back" in told
     assert "`sbatch --nodes=1 --gres=gpu:1 SCRIPT`" in told
     assert "NodeList=" not in (slurm / "log").read_text()
@@ -144,7 +144,7 @@ def test_the_commands_that_explain_says_go_on_with_fewer_gpus(bench: Bench) -> N
     bench.until(lambda: bench.status()["run"].get("left_over"), "left over")
     bench.ready("long")
     told = bench("explain").stdout
-    assert "  idle: GPUs " in told and "  next: long needs 1 GPU at most" in told
+    assert "  idle: CPU slots " in told and "  next: long needs 1 CPU slot at most" in told
     drain, resume = re.findall(r"`(.+?)`", told.partition("to go on with no more: ")[2])
     assert drain == f"hpcsched drain --dir {bench.dir}"
     assert resume == f"hpcsched run --resume --dir {bench.dir} --devices cpu:1"

@@ -150,7 +150,7 @@ def test_a_promotion_happens_while_the_job_trains(place: Bench, optimizer: str) 
     assert [len(a.gpus) for a in grows.attempts] == [1, 2]
     assert grows.attempts[0].end_s == grows.attempts[1].start_s
     told = place("explain", "grows").stdout
-    assert "resized in place from 1 to 2 GPUs" in told
+    assert "resized in place from 1 to 2 CPU slots" in told
     assert "stood still for" in told
 
 

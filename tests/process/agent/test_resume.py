@@ -138,8 +138,8 @@ def test_too_few_devices_are_said_and_nothing_is_lost(bench: Bench) -> None:
     agent.wait()
     done = bench("run", "--resume", "--devices", "cpu:1")
     assert done.returncode == 75
-    assert "no job that is left can run on the GPUs, cores and memory that are left" in done.stderr
-    assert "job a.gpus: 2 GPUs; accepted: at most 1: so many are here" in done.stderr
+    assert "no job that is left can run on the CPU slots, cores and memory that are left" in done.stderr
+    assert "job a.gpus: 2 CPU slots; accepted: at most 1: so many are here" in done.stderr
     assert bench.states() == {"a": "SUSPENDED"}
 
 

@@ -23,7 +23,10 @@ def test_programs_with_a_share_run_side_by_side(bench: Bench) -> None:
     jobs = [job(name, f"cd {bench.folder}; {TOGETHER}", gpus=0.3) for name in "abc"]
     done = bench("run", bench.set_of(*jobs), "--devices", "cpu:1")
     assert done.returncode == 0, done.stderr
-    assert "job 2 (b) starts on GPU 0 as shared: shares GPU 0 with job 1 (a): they ask for 0.6" in done.stderr
+    assert (
+        "job 2 (b) starts on CPU slot 0 as shared: shares CPU slot 0 with job 1 (a): they ask for 0.6"
+        in done.stderr
+    )
     _, actions = bench.replayed()
     assert [one[4] for one in placements(actions)] == ["primary", "shared", "shared"]
 
@@ -35,7 +38,7 @@ def test_one_that_is_not_done_when_the_holder_is_has_the_slot_from_then_on(bench
     (bench.folder / "go").touch()
     bench.until(lambda: bench.states()["short"] == "COMPLETED")
     bench.until(lambda: bench.job("long")["role"] == "primary", "it holds the slot")
-    assert "job 2 (long) is RUNNING on GPU 0 as primary" in bench("explain", "long").stdout
+    assert "job 2 (long) is RUNNING on CPU slot 0 as primary" in bench("explain", "long").stdout
     assert bench("suspend", "long").returncode == 0
     bench.until(lambda: bench.states()["long"] == "SUSPENDED")
     assert bench("resume", "long").returncode == 0
@@ -46,7 +49,7 @@ def test_one_comes_when_those_who_are_there_have_been_measured(bench: Bench) -> 
     jobs = [saves(name, model="m", steps=1100, pause=0.01, gpus="share") for name in "ab"]
     agent = bench.start(bench.set_of(*jobs), "--devices", "cpu:1")
     bench.until(lambda: bench.states().get("b") == "RUNNING", "b comes")
-    assert "job 2 (b) starts on GPU 0 as shared" in agent.said
+    assert "job 2 (b) starts on CPU slot 0 as shared" in agent.said
     assert agent.wait() == 0
     machine, _ = bench.replayed()
     a, b = machine.run.jobs.values()

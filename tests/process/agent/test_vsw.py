@@ -103,9 +103,9 @@ def test_a_job_grows_by_what_it_has_measured_and_gives_way_to_the_next_one(place
     assert agent.wait() == 0, agent.said
     assert samples(place) == EACH_ONCE
     told = place("explain", "x").stdout
-    assert "proposes 2 GPUs (it has 1) for its next epoch" in told
-    assert "grown from 1 to 2 GPUs, as nothing waits" in told
-    assert "shrunk from 2 to 1 GPU, which it had before nothing waited" in told
+    assert "proposes 2 CPU slots (it has 1) for its next epoch" in told
+    assert "grown from 1 to 2 CPU slots, as nothing waits" in told
+    assert "shrunk from 2 to 1 CPU slot, which it had before nothing waited" in told
     machine, _ = place.replayed()
     assert str(machine.run.jobs[1].state) == "COMPLETED"
     proposals = [e for e, _ in journal.read(place.rundir.journal) if isinstance(e, ev.ScalingProposed)]

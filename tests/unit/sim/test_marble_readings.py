@@ -246,9 +246,8 @@ def test_fixed_and_ranges_of_gpus():
 def test_an_unknown_model_gets_at_most_half_the_node():
     driver = Driver(a_job("x"), profiles=ALL)
     assert leases(driver) == {"x": (0, 1, 2)}
-    assert (
-        reasons(driver, "x")[-1]
-        == "the scaling of x has not been measured yet: it gets 3 GPUs now, at most half of the 6; its speed is "
+    assert reasons(driver, "x")[-1] == (
+        "the scaling of x has not been measured yet: it gets 3 GPUs now, at most half of the 6; its speed is "
         "learnt as it runs"
     )
 
