@@ -84,7 +84,7 @@ def test_what_a_run_learns_is_told_kept_and_used(bench: Bench, program: list[str
         seen = machine.estimates.observed.seen["new", 1][gpus]
         assert len(seen.rates) >= 3 and seen.told
         text = next(text for code, text in story(bench, f"on{gpus}") if code == "Learned")
-        assert text.startswith("new does ") and f" steps/s on {gpus} GPU" in text
+        assert text.startswith("new does ") and f" steps/s on {gpus} CPU slot" in text
         assert "(3 samples of " in text and "spread" in text
         assert text in bench("explain", f"on{gpus}").stdout
         assert bench.job(f"on{gpus}")["step"] == machine.run.jobs[gpus].step > 0

@@ -79,7 +79,7 @@ def test_a_host_that_nothing_can_use_is_given_back(bench: Bench, slurm: Path) ->
     assert (slurm / "hosts").read_text().strip() == "node7"
     assert {gpu["host"] for gpu in bench.status()["gpus"]} == {"node7"}
     assert "given back to slurm: node9" in bench("status").stderr
-    assert "  given back: node9 with 1 GPU," in bench("explain").stdout
+    assert "  given back: node9 with 1 CPU slot," in bench("explain").stdout
     # The run goes on with the other host, and what comes now waits for that.
     assert bench("submit", "--name", "more", "--gpus", "1", "--", "true").returncode == 0
     bench.until(lambda: bench.states().get("more") == "PENDING", "more waits")
@@ -120,7 +120,7 @@ def test_a_host_that_is_refused_and_whose_node_agent_has_died_is_lost(bench: Ben
 def test_without_the_option_it_is_only_said(bench: Bench, slurm: Path) -> None:
     a_tail(bench)
     bench.until(lambda: bench.status()["run"]["left_over"], "left over")
-    assert "1 GPU idle with nothing left that could use it" in bench("status").stderr
+    assert "1 CPU slot idle with nothing left that could use it" in bench("status").stderr
     told = bench("explain").stdout
     assert "  idle: CPU slot 1 on node9 since " in told
     assert "  next: node9: `run --release-idle-nodes MINUTES` would give it back" in told
