@@ -211,10 +211,14 @@ class Admission:
                 lines.append(f"job {job.spec.name}: {why.said(machine.ledger.noun) if why else why}")
         return lines
 
+    @property
+    def _noun(self) -> str:
+        """What people call the devices here."""
+        return noun(device.kind for device in self.devices)
+
     def _check_fits(self, job: JobSpec, devices: Sequence[Device], *, gpus: int, where: str) -> None:
         """Refuse a job that could never start on these devices, and the cores and memory of their hosts."""
-        called = noun(device.kind for device in self.devices)
-        jobfile.check_fits([job], gpus=gpus, hosts=self.hosts, where=where, noun=called)
+        jobfile.check_fits([job], gpus=gpus, hosts=self.hosts, where=where, noun=self._noun)
         self._check_cores(job, where)
         check_needs(job, devices, self.host_cores, where=where)
 
@@ -228,7 +232,8 @@ class Admission:
         need = Rules.of(job.strategy).first().cores / WHOLE
         if need > self.cores:
             got = f"{need:.4g} cores to start with"
-            accepted = f"at most {self.cores:.4g}: no host here has more for jobs without GPUs (cpus_per_gpu)"
+            accepted = f"at most {self.cores:.4g}: no host here has more for jobs without {self._noun}s"
+            accepted += " (cpus_per_gpu)"
             raise ConfigError(where=where, key=f"job {job.name}.strategy.cpus", got=got, accepted=accepted)
 
     def _check_memory(self, job: JobSpec, profiles: Sequence[Profile], where: str) -> None:
