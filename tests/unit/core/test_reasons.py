@@ -7,6 +7,8 @@ from string import Formatter
 import pytest
 
 from hpcsched.core.jobs import STORY_LENGTH, Job
+from hpcsched.core.model import AUTO, Kind
+from hpcsched.core.nouns import noun
 from hpcsched.core.reasons import _WORDS, Reason, Why
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
@@ -16,6 +18,34 @@ def test_every_reason_has_words(why):
     names = {name for _, name, _, _ in Formatter().parse(_WORDS[why]) if name}
     words = str(Reason(why, dict.fromkeys(names, 7)))
     assert words and "{" not in words and "\n" not in words
+
+
+@pytest.mark.parametrize("why", Why)
+def test_no_reason_tells_of_gpus_where_there_are_cpu_slots(why):
+    names = {name for _, name, _, _ in Formatter().parse(_WORDS[why]) if name}
+    reason = Reason(why, dict.fromkeys(names, 1))
+    assert reason.said("GPU") == str(reason)
+    assert reason.said("CPU slot") == str(reason).replace("GPU", "CPU slot")
+
+
+def test_the_word_is_that_of_the_devices_and_names_stay():
+    assert [noun(kinds) for kinds in ([], ["cuda"], ["cpu", "cpu"], ["cpu", "cuda"])] == [
+        "GPU",
+        "GPU",
+        "CPU slot",
+        "device",
+    ]
+    facts = {"gpu": 0, "job": 1, "name": "GPU-a", "because": "job 2 (GPU) shares no GPU"}
+    assert Reason(Why.GIVES_WAY, facts).said("CPU slot") == (
+        "leaves CPU slot 0 to job 1 (GPU-a): job 2 (GPU) shares no CPU slot"
+    )
+    lost = Reason(Why.LOST, {"attempt": 1, "why": "GPU 3 was lost", "step": 7})
+    assert lost.said("device") == "attempt 1 was lost (device 3 was lost); goes on from step 7"
+    of_two = Driver(a_job("x", kind=Kind.COMMAND, command=("x",), processes=AUTO), gpus=2, kind="cpu")
+    assert of_two.machine.ledger.noun == "CPU slot"
+    assert of_two.job("x").story[-1].reason.said("CPU slot") == (
+        "it gets 1 CPU slot, as nothing says that its program is parallel"
+    )
 
 
 def test_the_facts_given_are_those_the_words_need():

@@ -236,3 +236,10 @@ def test_headline_and_durations():
     assert duration(59.94) == "59.9 s"
     assert duration(3600) == "1:00:00"
     assert duration(360000) == "100:00:00"
+
+
+def test_cpu_slots_are_called_so_and_devices_where_others_have_gpus():
+    slots = result(MOVED, devices=["cpu"])
+    assert headline(slots).startswith("marble on 6 CPU slots: ")
+    assert "0.91 CPU slot-hours, " in headline(slots) and "GPU" not in comparison_table([slots])
+    assert "device-hours" in comparison_table([slots, result(MOVED)])

@@ -299,7 +299,7 @@ def test_a_core_that_is_busy_takes_no_more():
     train(run, {"a": 10.0}, 20)
     assert where(run)["b"] is None
     (line,) = about_sharing.why_not(run.machine, run.job("b"))
-    assert line == "not on GPU 0: with it the device would be busy for 120% of the time"
+    assert line == "not on CPU slot 0: with it the device would be busy for 120% of the time"
 
 
 def test_a_fault_costs_the_one_that_came_last():

@@ -172,4 +172,4 @@ def test_all_places_of_a_larger_limit_are_filled() -> None:
     driver = Driver(*array(4, 1), gpus=8, profiles=[M])
     driver.submit(replace(array(1, 3)[0], name="more"))
     assert running(driver) == ["a1", "a2", "a3"] and why(driver, "a4") == Why.ARRAY_LIMIT
-    assert str(driver.machine.waiting_reason(driver.job("a4"))).endswith("3 at once")
+    assert str(driver.machine.waiting_reason(driver.job("a4"))).endswith("at most 3 run at once")
