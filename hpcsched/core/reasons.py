@@ -280,6 +280,8 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
+_ONE = re.compile(r"\b1 (GPU|CPU slot|device)s\b")
+
 _OURS = ("because", "why")
 """Facts that are texts, which may be about GPUs."""
 
@@ -307,8 +309,8 @@ class Reason:
         if facts.get("stopped_s") is not None:
             said["stopped"] = f"; training stood still for {_seconds(facts['stopped_s'])}"
         ours = {key: reworded(str(facts[key]), noun) for key in _OURS if key in facts}
-        text, one = words.format_map({**said, **facts, **ours}), f"1 {noun}s"
-        return re.sub(rf"\b{one}\b", f"1 {noun}", text) if one in text else text
+        text = words.format_map({**said, **facts, **ours})
+        return _ONE.sub(r"1 \1", text) if f"1 {noun}s" in text else text
 
 
 @dataclass(frozen=True, slots=True)
