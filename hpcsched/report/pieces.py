@@ -72,8 +72,8 @@ def anchor(job_id: int) -> str:
 
 def inline(svg: str, number: int) -> str:
     """An SVG document as an element of a page that has others: its ids are those of figure `number`, its ink
-    and paper those of the page. Links to the sections of jobs stay."""
-    element = svg[svg.index("<svg") :]
+    and paper those of the page. Links to the sections of jobs stay, and open no other page."""
+    element = svg[svg.index("<svg") :].replace(' target="_blank"', "")
     element = re.sub(r'(<[^<>]*?\bid="|url\(#|href="#(?!job-\d))', rf"\1f{number}-", element)
     for colour, name in _COLOURS.items():
         element = re.sub(rf"\b(fill|stroke): {colour}", rf"\1: var({name})", element)

@@ -41,7 +41,8 @@ def _living(rundir: RunDir) -> Status:
 
         batch_job_status.ask(status.run)
         what = batch_job_status.sentence(status.run, clock(age_s(status.run)))
-        what = what or ("it is FINISHED" if status.run.state == "FINISHED" else "")
+        again = "it is FINISHED (`hpcsched retry` runs jobs again)"
+        what = what or (again if status.run.state == "FINISHED" else "")
         if line := waiting.what_takes_them(status):
             line = f"{line.removeprefix('no agent runs: ')}, and `hpcsched cancel` takes back what waits"
         what = "; ".join(filter(None, [what, line])) or "none has begun"

@@ -378,7 +378,12 @@ def test_figures_have_the_ink_of_the_page_in_the_dark_and_do_not_shrink_until_no
     page = a_page(gantt=(tmp_path / "g.svg").read_text(), details=[detail])
     figure = page[page.index("<svg") : page.index("</svg>")]
     assert "fill: var(--ink)" in figure and "fill: var(--paper)" in figure
-    assert INK not in figure and 'style="min-width: ' in figure and 'href="#job-1"' in figure
+    assert (
+        INK not in figure
+        and 'style="min-width: ' in figure
+        and 'href="#job-1"' in figure
+        and "_blank" not in page
+    )
     assert "prefers-color-scheme: dark" in page and page.count('id="job-1"') == 1
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in page
