@@ -28,8 +28,9 @@ from hpcsched.policy.cpu.configurations import Rules
 class JobEdits:
     """Jobs of the run that were submitted again, compared with their definitions in the run.
 
-    `updated` and `kept`: see `events.AgentStarted`; `again` are those of the updated that had failed. `said`
-    tells of each job that differs what becomes of it. `profiles` are of models that the updated ones name.
+    `updated` and `kept`: see `events.AgentStarted`; `again` are those of the updated that had failed, or
+    all that had. `said` tells of each job that differs what becomes of it. `profiles` are of models that the
+    updated ones name.
     """
 
     updated: dict[int, JobSpec] = field(default_factory=dict)
@@ -107,12 +108,13 @@ class Admission:
         called_in: str,
         gpus: int,
         where: str,
+        retry: bool = False,
         living: bool = True,
     ) -> JobEdits:
         """The differences between jobs submitted again and the run's definitions, and what becomes of them.
 
-        `living` False: nothing runs (yet), whatever the machine says. `called_in`: see `differing`. Raises
-        ConfigError for definitions that this run cannot take.
+        `living` False: nothing runs (yet), whatever the machine says. `retry`: all that have failed run
+        again. `called_in`: see `differing`. Raises ConfigError for definitions that this run cannot take.
         """
         machine, edits = self.machine, JobEdits()
         for spec in [submission.checked(job, where=where) for job in jobs]:
@@ -130,13 +132,14 @@ class Admission:
             else:
                 edits.kept[job.id] = keys
             edits.said[job.id] = edit_message(job, keys, update=update, living=living)
+        of = machine.run.jobs if retry else edits.updated
+        edits = replace(edits, again=tuple(i for i in of if machine.run.jobs[i].state.failed))
         if not edits.updated:
             return edits
         specs = [edits.updated.get(job.id, job.spec) for job in machine.run.jobs.values()]
         jobfile.check_names(specs, where=where)
         found = self._checked(list(edits.updated.values()), gpus=gpus, where=where)
-        failed = (i for i in edits.updated if machine.run.jobs[i].state.failed)
-        return replace(edits, again=tuple(failed), profiles=found)
+        return replace(edits, profiles=found)
 
     def submitted(
         self, command: Command, *, at: float, gpus: int, cause: str

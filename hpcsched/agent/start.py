@@ -93,7 +93,7 @@ class RunRequest:
     which a host that nothing can use any more is given back; None: none is. `stay_s`: seconds that the agent
     stays with nothing to do, inf: until it is drained; None: it leaves. `environment`: of jobs that name
     none. `source` gives more jobs as the run goes on, all `like` one. `update`: what `jobs`, read in
-    `workdir`, say of jobs that the run has already is taken; else it keeps its own.
+    `workdir`, say of jobs that the run has already is taken. `retry`: all that failed run again.
     """
 
     dir: Path
@@ -101,6 +101,7 @@ class RunRequest:
     jobs: tuple[JobSpec, ...] = ()
     where: str = "submit"
     update: bool = False
+    retry: bool = False
     workdir: str = ""
     policy: str | None = None
     policy_options: Mapping[str, Any] = field(default_factory=dict)
@@ -433,6 +434,7 @@ def _edits(request: RunRequest, machine: Machine, admission: Admission, hosts: H
     return admission.edits(
         old,
         update=request.update,
+        retry=request.retry,
         called_in=request.workdir,
         gpus=hosts.gpus_per_host,
         where=request.where,
@@ -443,8 +445,6 @@ def _edits(request: RunRequest, machine: Machine, admission: Admission, hosts: H
 def _policy(request: RunRequest, machine: Machine) -> tuple[str, Mapping[str, Any]]:
     """Policy and options of this life: what is asked for, else the earlier life's; checked."""
     name = request.policy or (machine.decisions.policy.name if machine.decisions.policy else "marble")
-    options = request.policy_options
-    if request.policy is None and not options:
-        options = machine.decisions.options
+    options = request.policy_options or ({} if request.policy else machine.decisions.options)
     make_policy(name, options)
     return name, options

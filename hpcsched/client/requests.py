@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -73,14 +72,6 @@ def leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
     if left:
         send(rundir, command)
     return Answer(ids=ids, outcomes=outcomes, kept=kept)
-
-
-def retry_failed(rundir: RunDir) -> None:
-    """Have the next agent run those jobs again that have failed; nothing where there are none."""
-    with contextlib.suppress(NoSuchRun):
-        failed = [job.id for job in read_status(rundir).jobs if job.state.failed]
-        if failed:
-            send(rundir, Command(command="retry", targets=failed))
 
 
 def what_begins(rundir: RunDir) -> str:

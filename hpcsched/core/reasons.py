@@ -283,7 +283,7 @@ def _seconds(value: float) -> str:
 _ONE = re.compile(r"\b1 (GPU|CPU slot|device)s\b")
 
 _OURS = ("because", "why")
-"""Facts that are texts, which may be about GPUs."""
+"""Facts that are texts of ours, which may be about GPUs; but of RETRIED, which has a job's name there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +308,8 @@ class Reason:
             said["costs"] = said_cost(facts["cost"], in_place=in_place, unsaved_s=unsaved_s)
         if facts.get("stopped_s") is not None:
             said["stopped"] = f"; training stood still for {_seconds(facts['stopped_s'])}"
-        ours = {key: reworded(str(facts[key]), noun) for key in _OURS if key in facts}
+        texts = [key for key in _OURS if key in facts and self.why is not Why.RETRIED]
+        ours = {key: reworded(str(facts[key]), noun) for key in texts}
         text = words.format_map({**said, **facts, **ours})
         return _ONE.sub(r"1 \1", text) if f"1 {noun}s" in text else text
 

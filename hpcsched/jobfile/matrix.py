@@ -118,7 +118,10 @@ def _one(
 
 def _array_name(template: str, rest: Mapping[str, Any]) -> str:
     """The name without what stands for values, and without what joined that."""
-    bare = re.sub(r"[-_.]*([A-Za-z0-9_.]+=)?\{[^{}]*\}", "", template)
+    bare = template
+    for key in set(re.findall(r"\{([^{}]*)\}", template)):
+        named = re.escape(key)
+        bare = re.sub(rf"[-_.]*(?:(?<![A-Za-z0-9]){named}=)?\{{{named}\}}", "", bare)
     bare = _ODD.sub("-", bare).strip("-_.=")[: _LONGEST - 8]
     model = rest.get("model")
     return bare or (model if isinstance(model, str) and NAME.fullmatch(model) else "sweep")

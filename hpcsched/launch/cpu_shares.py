@@ -244,8 +244,8 @@ class _Group:
 
         SIGSTOP and SIGCONT may come while a process of the group forks: the new one then stops after SIGCONT
         (seen on Linux 6.18, within minutes for shells that start a program every few milliseconds), and all
-        that wait for it use no CPU time, so that no further SIGCONT would ever come. To those alone: in the
-        others a SIGTSTP may be pending.
+        that wait for it use no CPU time, so that no further SIGCONT would ever come. To those alone: SIGCONT
+        takes a pending SIGTSTP away, and of those that have just been forked that is no loss.
         """
         for pid in () if self._stopped else self._at_rest:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -5,6 +5,7 @@ Only where no run directory is named: one that is named is taken as it is.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -12,15 +13,17 @@ from pathlib import Path
 
 import msgspec
 
-from hpcsched.decoding import decode_file
+from hpcsched.decoding import decode_file, read_file
 from hpcsched.errors import BadInput
 from hpcsched.store.rundir import RunDir, agent_works, last_status
 
 USUAL = "hpcsched-run"
 """The first run's folder."""
 
-KEPT_SEARCH = "search.toml"
-"""In the run directory of a search: what it was when the run began."""
+KEPT_SEARCH, SEARCH_COMMAND = "search.toml", "search.command"
+"""In the run directory of a search: what it was when the run began, and the command that goes on with it."""
+
+MOST_COMMAND_BYTES = 8192
 
 
 class _Command(msgspec.Struct):
@@ -96,10 +99,10 @@ def named(root: Path, here: Path | None = None) -> str:
 
 
 def go_on(root: Path) -> str:
-    """The command that goes on with a run, or with a search (whose folder has its file)."""
-    search = root / KEPT_SEARCH
-    what = f"tune {shlex.quote(str(search))}" if search.exists() else "run"
-    return f"hpcsched {what} --resume{named(root)}"
+    """The command that goes on with a run, or with a search, as that has left it there."""
+    with contextlib.suppress(OSError, BadInput, UnicodeDecodeError):
+        return read_file(root / SEARCH_COMMAND, most_bytes=MOST_COMMAND_BYTES).decode()
+    return f"hpcsched run --resume{named(root)}"
 
 
 def _folders(here: Path) -> dict[int, Path]:

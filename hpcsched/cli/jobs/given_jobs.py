@@ -37,8 +37,9 @@ def sweep_options(command: F) -> F:
     return click.option("--each", metavar="KEY=V,...", multiple=True, help=_EACH)(command)
 
 
-def is_job_file(words: Sequence[str]) -> bool:
-    """Whether these are the name of a job file; else they are a command."""
+def is_job_file(words: Sequence[str], *, elsewhere: bool = False) -> bool:
+    """Whether these are the name of a job file; else they are a command, looked for on this PATH unless it
+    starts `elsewhere`. Raises ConfigError for what is neither."""
     if not words or words[0].endswith(".toml"):
         if len(words) > 1:
             raise click.UsageError(f"one job file, not {' and '.join(words[:2])}; a command comes after --")
@@ -48,7 +49,7 @@ def is_job_file(words: Sequence[str]) -> bool:
     try:
         about = Path(words[0]).stat()
     except (OSError, ValueError):
-        if shutil.which(words[0]):
+        if elsewhere or shutil.which(words[0]):
             return False
         accepted = "a job file (JOBS.toml), or a command that can be found"
         raise ConfigError(where=repr(words[0]), got="no file, and no command", accepted=accepted) from None

@@ -95,7 +95,7 @@ def history(
         say_json(page)
         return
     on_cores = [_on_cores(job) for job in jobs]
-    core_hours = ("CORE-H",) if any(on_cores) else ()
+    core_hours = ("CORE-H",) if any(on_cores) or format_ else ()
     heads = ("JOBID", "NAME", "MODEL", "STATE", "EXIT", "STARTED", "TIME", "GPUS", "GPU-H", *core_hours)
     rows: list[tuple[str, ...]] = [(*heads, "SUSP", "STEPS", "MAXRSS")]
     for job, cores in zip(jobs, on_cores, strict=True):
@@ -150,7 +150,7 @@ def _tell_of_unfinished(rundir: RunDir) -> None:
         status = read_status(rundir)
     except HpcschedError:
         return
-    if status.run.state in ("RUNNING", "DRAINING"):
+    if status.run.alive:
         over = sum(job.state.final for job in status.jobs)
         what = f"{plural(over, 'job') if over else 'no job has'} ended so far in this run, which goes on"
         say(f"hpcsched: {what}: `hpcsched status --states all` has them", err=True)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @click.argument("job", shell_complete=job_names)
 @dir_option
 @click.option("-m", "--metric", "wanted", metavar="NAME", multiple=True, help="These only; repeatable.")
-@click.option("-n", "--lines", type=click.IntRange(min=1), help="The last N lines only.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(min=1), help="The last N lines; of --csv and --json points."
+)
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, all metrics, with times.")
 @json_option
 @click.pass_context

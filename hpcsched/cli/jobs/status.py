@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 import click
+from click.core import ParameterSource
 
 from hpcsched.cli.common import (
     code_of,
@@ -98,6 +99,9 @@ def status(
     if format_ == "help":
         sys.stdout.writelines(f"{key}  {name}\n" for key, (name, _) in FIELDS.items())
         return 0
+    said = ctx.get_parameter_source("format_") is ParameterSource.COMMANDLINE
+    if long_ + said + stats_only + as_json > 1 or (all_runs and (long_ or stats_only)):
+        raise click.UsageError("one of --long, --format, --stats-only and --json; with --all only --json")
     rundir, wanted = find_run(ctx, dir_), [*jobs, *more]
     if all_runs:
         if wanted or states is not None:
@@ -129,9 +133,7 @@ def status(
         say(counted(chosen if wanted or names is not None else found.jobs) or "no jobs")
         note(found)
         return code
-    if long_ and format_:
-        raise click.UsageError("--long or --format, not both")
-    columns = columns_of(format_ or (LONG_FORMAT if long_ else DEFAULT_FORMAT))
+    columns = columns_of(LONG_FORMAT if long_ else format_ or DEFAULT_FORMAT)
     if sort:
         chosen = in_order(chosen, sort)
     by_job = bool(wanted) or array or parsable or not any(job.array for job in chosen)

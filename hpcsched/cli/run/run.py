@@ -43,7 +43,6 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.store import run_folders
-from hpcsched.store.rundir import agent_works
 
 if TYPE_CHECKING:
     from hpcsched.agent.allocation.requeue import RequeuePlan
@@ -62,7 +61,7 @@ _METRICS = "Have the run's state in this file, for Prometheus' textfile collecto
 
 _POLICY = f"Policy: {policies.ALL}."
 
-_UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; failed jobs run again."
+_UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; those that failed run again."
 
 
 @click.command(cls=GroupedOptions)
@@ -84,7 +83,7 @@ _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; f
 @option("--device-type", metavar="T", help="Device type whose profiles count; default: what is found.")
 @option("--resume", is_flag=True, help="Continue the run in the run directory, if there is one.")
 @option("--update", is_flag=True, help=_UPDATE)
-@option("--retry", is_flag=True, help="With --resume: run failed jobs again, as `hpcsched retry --failed`.")
+@option("--retry", is_flag=True, help="With --resume: run all failed jobs again, changed or not.")
 @option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf or none.")
 @option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
 @option(
@@ -140,7 +139,7 @@ def run(
     Ctrl-C saves all jobs and stops (exit code 75; go on with --resume); a second one kills.
     In a batch job all is saved before the time is up; --requeue and --chain then come back by themselves.
     """
-    file = is_job_file(words)
+    file = is_job_file(words, elsewhere=options["environment"] is not None)
     if (file or not words) and (name or each or array or at_once):
         option_ = "--name goes" if name else "--each, --array and --at-once go"
         raise click.UsageError(f"{option_} with a command: run ... -- COMMAND")
@@ -238,7 +237,6 @@ def conduct(
     from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
     from hpcsched.cli.run.live import Narrator
     from hpcsched.cli.run.live_table import LiveTable
-    from hpcsched.client.requests import retry_failed
 
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -246,8 +244,8 @@ def conduct(
     chain = chain or chain_script is not None
     if requeue and chain:
         raise click.UsageError("--requeue and --chain are two ways to come back: give one")
-    if retry and not resume:
-        raise click.UsageError("--retry goes with --resume")
+    if retry and (requeue or chain or not resume):
+        raise click.UsageError("--retry goes with --resume, and not with --requeue or --chain")
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
     system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)
     asked = {"resume": resume, "requeue": requeue, "chain": chain, "chain_script": chain_script}
@@ -286,8 +284,6 @@ def conduct(
     def shown(machine: Machine) -> Display:
         return LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet)
 
-    if retry and not agent_works(rundir):
-        retry_failed(rundir)
     observers = Observers(rundir, display=display or shown, notify=notify)
     order = start.RunRequest(
         dir=rundir.root,
@@ -295,6 +291,7 @@ def conduct(
         jobs=given,
         where=str(jobs or ("run" if made else "submit")),
         update=update,
+        retry=retry and os.environ.get("SLURM_RESTART_COUNT", "0") == "0",
         workdir=str(Path.cwd()),
         policy=name,
         policy_options=options,

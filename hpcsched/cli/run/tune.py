@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from hpcsched.cli.run.search_result import SearchResult, keep_trials, search_res
 from hpcsched.core.machine import Machine
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.store.files import write_atomically
-from hpcsched.store.run_folders import KEPT_SEARCH
+from hpcsched.store.run_folders import KEPT_SEARCH, SEARCH_COMMAND
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.trials import ProgramTrials
 from hpcsched.tuning import Search, parse_search, read_search, source_of
@@ -140,6 +141,9 @@ def _search(
         if not kept.exists():
             with contextlib.suppress(StoreError):  # whatever is wrong there, the journal will tell
                 write_atomically(kept, text.encode())
+                whole = command.replace(f"tune {file}", f"tune {shlex.quote(str(file.absolute()))}", 1)
+                again = f"hpcsched {whole} --resume --dir {shlex.quote(str(root))}"
+                write_atomically(kept.with_name(SEARCH_COMMAND), again.encode())
         return SearchDisplay(machine, source, trials, quiet=options["quiet"])
 
     def report(life: Any) -> int:

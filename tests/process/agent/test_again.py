@@ -60,6 +60,9 @@ def test_one_command_runs_again_what_has_failed(bench: Bench) -> None:
     jobs = bench.set_of(job("fails", "[ -e go ]", gpus=1, retries=0), job("good", "true", gpus=1))
     assert bench("run", jobs, *CPU).returncode == 1
     assert bench("run", "--retry").returncode == 2
+    # What is refused leaves no retry behind.
+    assert bench("run", "--resume", "--retry", "--devices", "none").returncode == 2
+    assert bench("run", "--resume", *CPU).returncode == 1 and bench.job("fails")["attempt"] == 1
     (bench.folder / "go").touch()
     for _ in range(2):  # the second time nothing has failed
         assert bench("run", "--resume", "--retry", *CPU).returncode == 0

@@ -39,6 +39,8 @@ def test_the_word_is_that_of_the_devices_and_names_stay():
     assert Reason(Why.GIVES_WAY, facts).said("CPU slot") == (
         "leaves CPU slot 0 to job 1 (GPU-a): job 2 (GPU) shares no CPU slot"
     )
+    names = {"how": "from its beginning", "because": ", with GPU"}
+    assert Reason(Why.RETRIED, names).said("CPU slot") == "is run again from its beginning, with GPU"
     lost = Reason(Why.LOST, {"attempt": 1, "why": "GPU 3 was lost", "step": 7})
     assert lost.said("device") == "attempt 1 was lost (device 3 was lost); goes on from step 7"
     of_two = Driver(a_job("x", kind=Kind.COMMAND, command=("x",), processes=AUTO), gpus=2, kind="cpu")

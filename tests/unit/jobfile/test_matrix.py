@@ -35,6 +35,8 @@ def test_one_job_for_each_combination_the_last_key_first() -> None:
         ("x_{index}-{lr}", ["x_1-a-b", "x_2-c"], "x"),
         ("train", ["train-a-b", "train-c"], "train"),
         ("train-{seed}", ["train-1-1", "train-1-2"], "train"),
+        ("resnet_lr={lr}", ["resnet_lr=a-b", "resnet_lr=c"], "resnet"),
+        ("xlr={lr}-seed={seed}", ["xlr=a-b-seed=1", "xlr=c-seed=1"], "xlr"),
         ("n" * 64, [f"{'n' * 56}-a-b", f"{'n' * 56}-c"], "n" * 56),
     ],
 )

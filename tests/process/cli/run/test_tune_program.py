@@ -33,6 +33,7 @@ def test_the_program_of_the_page_is_searched_and_goes_on_after_a_kill(bench: Ben
     agent.kill()
     agent.wait()
     (bench.folder / "go").touch()
+    assert f"`hpcsched tune {file} --resume --dir {bench.dir}`" in bench("status").stderr
     done = bench("tune", file, "--devices", "cpu:2", "--resume", "--json")
     assert done.returncode == 0, done.stderr
     page = json.loads(done.stdout)

@@ -134,6 +134,7 @@ def test_job_files_and_commands_are_told_apart(home: Path) -> None:
     for word, says in (("nothing", "no file, and no command"), ("./train.py", "`python ./train.py`")):
         with pytest.raises(ConfigError, match=says):
             is_job_file([word])
+    assert not is_job_file(["nothing"], elsewhere=True)
     for words in ([], ["true"], ["./x"], ["jobs", "a"], ["echo", "a.toml"]):
         assert not is_job_file(words), words
     with pytest.raises(click.UsageError, match="one job file"):
