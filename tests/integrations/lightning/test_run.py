@@ -57,6 +57,7 @@ def whole(bench: Bench, folder: Path, steps: int, *words: str, gpus: int = 1) ->
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.slow
 def test_the_example_trains(bench: Bench) -> None:
     out = bench.folder / "out"
     words = [sys.executable, str(EXAMPLE), "--steps", "3", "--out", str(out)]

@@ -81,6 +81,7 @@ def site(tmp_path: Path) -> Path:
     return info.parent
 
 
+@pytest.mark.slow
 def test_jobs_hold_the_licence_one_after_the_other_over_two_lives(bench: Bench, site: Path) -> None:
     without = bench.env.get("PYTHONPATH", "")
     bench.env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(site), without)))

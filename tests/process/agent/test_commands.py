@@ -68,7 +68,7 @@ def _questions(bench: Bench) -> None:
     assert [j["suspensions"] for j in page["jobs"]] == [1, 0, 0, 0]
     assert page["gpus"][0]["job"] == 1
     assert bench("logs", "b").stdout == "b\n", "one process, which sees both GPUs"
-    assert "1 GPU" in bench("explain", "a").stdout
+    assert "1 CPU slot" in bench("explain", "a").stdout
     for words in (
         ["cancel", "9"],
         ["explain", "nobody"],

@@ -45,6 +45,7 @@ def test_one_that_is_not_done_when_the_holder_is_has_the_slot_from_then_on(bench
     assert agent.wait() == 0
 
 
+@pytest.mark.slow
 def test_one_comes_when_those_who_are_there_have_been_measured(bench: Bench) -> None:
     jobs = [saves(name, model="m", steps=1100, pause=0.01, gpus="share") for name in "ab"]
     agent = bench.start(bench.set_of(*jobs), "--devices", "cpu:1")

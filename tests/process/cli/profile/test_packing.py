@@ -120,6 +120,7 @@ def test_models_are_packed_with_different_ones_of_other_batches(here: Path) -> N
     assert 0.25 < packed_s / separate_s < 4  # about 1, on a machine that nobody else uses
 
 
+@pytest.mark.slow
 def test_too_many_for_the_memory_end_the_list(here: Path) -> None:
     done = pack(here, JOBS.format(name="m", trainer="mine:Mine", args="room = 2"), "--counts", "1,2,3,4")
     assert done.returncode == 0, done.stderr

@@ -99,6 +99,7 @@ def test_a_local_batch_that_does_not_fit_ends_the_list(here: Path) -> None:
     assert measured(here).local_batches == [4, 8]
 
 
+@pytest.mark.slow
 def test_an_interrupted_measurement_keeps_what_it_has(here: Path) -> None:
     words = ["--trainer", "mine:Mine", "--local-batch", "4-8", "--devices", "cpu:1", "--seconds", "1"]
     with start(here, *words) as process:

@@ -35,6 +35,7 @@ def test_a_guest_changes_no_bit_of_the_foreground_and_is_what_it_would_be_alone(
     assert models_same(together[1], party.alone(4, steps=40))
 
 
+@pytest.mark.slow
 def test_suspending_a_guest_saves_it_and_lets_the_foreground_go_on(party: Party) -> None:
     go_on = party.folder / "go on"
     front = party.start(1, "foreground", steps=300, slow_until=str(go_on))
