@@ -48,6 +48,7 @@ PLAN = {
 }
 
 
+@pytest.mark.slow
 def test_a_burst_job_finds_what_was_measured_of_its_layers(bench: Bench) -> None:
     (bench.folder / "small.py").write_text(TRAINER)
     (bench.folder / "go").touch()

@@ -100,6 +100,7 @@ def test_who_rides_goes_to_a_gpu_that_nobody_waits_for(bench: Bench) -> None:
     bench.all_gone()
 
 
+@pytest.mark.slow
 def test_what_is_trained_in_a_pack_is_what_is_trained_alone(bench: Bench) -> None:
     (bench.folder / "small.py").write_text(TRAINER)
     (bench.folder / "go").touch()

@@ -108,6 +108,7 @@ def test_they_are_clients_of_one_daemon_where_they_ask_for_mps(bench: Bench, use
     assert not Path(said[0][0]).exists(), "it ends with the run"
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_gpu_is_learnt_and_keeps_others_out(bench: Bench, used: Path) -> None:
     first = f"echo 50000 > {used}; until [ -e go ]; do sleep 0.05; done; rm {used}"
     jobs = [

@@ -231,6 +231,7 @@ def test_a_batch_system_that_hangs_at_the_start_costs_the_deadline_only(
     assert "has no end that is known" in agent.said
 
 
+@pytest.mark.slow
 def test_a_stop_of_all_of_us_does_not_count(bench: Bench, cluster: Cluster) -> None:
     agent = cluster.at_work()
     for _ in range(5):  # a stop counts only while it waits for things to happen, which it mostly does

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from hpcsched.agent.attempts import read_record
 from hpcsched.core.model import Device, JobSpec, Kind
 from hpcsched.launch.local import LocalLauncher
@@ -32,6 +34,7 @@ for indices in session.steps():
 """
 
 
+@pytest.mark.slow
 def test_a_session_behind_torchrun_is_one_world_and_hears_the_order(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     run_dir = tmp_path / "run"

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import msgspec
+import pytest
 from livebench import COMMAND, PATIENCE_S, Bench, job
 from rundirs import a_status
 
@@ -72,6 +73,7 @@ def on_terminal(bench: Bench, *words: object) -> bytes:
     return said
 
 
+@pytest.mark.slow
 def test_hostile_programs_reach_no_terminal_and_no_page(bench: Bench) -> None:
     program = bench.folder / "hostile.py"
     program.write_text(PROGRAM.format(evil=EVIL, raw=RAW))

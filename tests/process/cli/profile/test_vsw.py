@@ -90,6 +90,7 @@ def test_a_trainer_is_measured_and_the_plan_reads_it(here: Path) -> None:
     assert len(json.loads(planned.stdout)["gpus"]) == 2
 
 
+@pytest.mark.slow
 def test_a_local_batch_that_does_not_fit_ends_the_list(here: Path) -> None:
     words = ["--args", "most=8", "--local-batch", "4-64", "--devices", "cpu:1"]
     code, _, err = vsw(here, "--trainer", "mine:Mine", *words)

@@ -105,6 +105,7 @@ def test_batch_norm_of_each_ranks_own_samples_is_what_data_parallelism_has(tmp_p
     assert largest_difference(ddp, shared) > 1e-3
 
 
+@pytest.mark.slow
 def test_trying_plans_changes_nothing_in_what_is_learnt(tmp_path: Path) -> None:
     """With dropout and shared batch norm: by layers on both ranks, by the whole model on one."""
     alone = burst(tmp_path / "alone", steps=150)
@@ -134,6 +135,7 @@ def test_without_a_plan_the_layers_are_measured_and_a_resume_on_other_ranks_plan
     assert largest_difference(plain, job) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_plan_is_made_anew_when_what_was_measured_says_so(tmp_path: Path) -> None:
     """By the profile the layers take so long that two ranks pay; in truth summing gradients takes longer, as
     is measured at the start, and known of the layers at a checkpoint."""

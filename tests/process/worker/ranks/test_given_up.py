@@ -69,6 +69,7 @@ def test_where_patience_cannot_change_it_is_long_from_the_start() -> None:
     assert [rank.returncode for rank in ranks] == [0, 0], said
 
 
+@pytest.mark.slow
 def test_a_thread_that_still_waits_for_others_does_not_abort_the_end() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False

@@ -68,6 +68,7 @@ def resizable(folder: Path) -> Elastic:
     return job
 
 
+@pytest.mark.slow
 def test_ranks_that_join_have_the_others_scale(tmp_path: Path) -> None:
     plain, job = resizable(tmp_path / "plain"), resizable(tmp_path / "elastic")
     assert plain.run(batch=14) == [0], plain.output

@@ -261,6 +261,7 @@ def test_members_of_one_process_are_what_they_would_be_alone(packs: Packs) -> No
     until(lambda: not find_orphans(packs.run, []))
 
 
+@pytest.mark.slow
 def test_jobs_that_were_started_from_nothing_start_the_packs_process_from_nothing(packs: Packs) -> None:
     members = [packs.spawn(n, **THREE[n]) for n in (0, 1)]
     alone = packs.spawn(2, env={"HPCSCHED_PACK": ""}, **THREE[1])
@@ -372,6 +373,7 @@ def test_a_member_that_kills_their_process_again_and_again_is_left_to_itself(pac
     assert "in a process of its own: the process of its pack has died again and again" in packs.output(1)
 
 
+@pytest.mark.slow
 def test_who_came_last_makes_room_and_completes_when_there_is_some(packs: Packs) -> None:
     go_on = packs.folder / "go on"
     first = packs.start(1, hold_until=str(go_on))
