@@ -219,8 +219,8 @@ class Trial:
 
     @staticmethod
     def _widths(place: Path) -> list[int]:
-        """GPUs of each attempt, as the agent has said it."""
-        told = re.findall(r"job 1 \(it\).* on GPUs? ([\d,]+)", (place / "run.log").read_text())
+        """Devices of each attempt, as the agent has said it."""
+        told = re.findall(r"job 1 \(it\).* on (?:GPU|CPU slot)s? ([\d,]+)", (place / "run.log").read_text())
         return [len(gpus.split(",")) for gpus in told]
 
     def _call(self, place: Path, *words: str, check: bool = True) -> str:
