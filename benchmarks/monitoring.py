@@ -1,4 +1,4 @@
-"""One monitoring cycle: a sample of every device, into its history.
+"""One monitoring cycle: a sample of every device, onto the run's record of their use.
 
     python benchmarks/monitoring.py [--json] [--quick]
 
@@ -12,17 +12,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from common import Report, main, median, ms, percentile
 
-from hpcsched.agent.monitor import UtilisationHistory
+from hpcsched.agent.gpu_watch import keep_samples
 from hpcsched.devices.base import Devices
 from hpcsched.devices.cpu import CpuSlots
 from hpcsched.devices.nvml import MIB, NvmlDevices
+from hpcsched.store.device_use import UseRecord, read_use
 
 CYCLES, QUICK_CYCLES = 2_000, 20
 DEVICES = 8
@@ -66,18 +69,19 @@ def _add(report: Report, key: str, what: str, devices: Devices, cycles: int, per
 
 
 def _cycles(devices: Devices, cycles: int) -> list[float]:
-    history = {device.index: UtilisationHistory() for device in devices.inventory()}
     devices.sample()  # the first one only primes
-    samples = []
-    for _ in range(cycles):
-        start = time.perf_counter()
-        for sample in devices.sample():
-            if sample.utilisation is not None:
-                history[sample.gpu].add(sample.utilisation)
-        samples.append(time.perf_counter() - start)
-    if not all(h.means for h in history.values()):
+    taken_s = []
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "device-use.jsonl"
+        record = UseRecord(file)
+        for cycle in range(cycles):
+            start = time.perf_counter()
+            keep_samples(record, float(cycle), devices.sample())
+            taken_s.append(time.perf_counter() - start)
+        measured = {gpu for use in read_use(file) for gpu in use.gpus}
+    if measured != {device.index for device in devices.inventory()}:
         raise RuntimeError("a device was never measured")
-    return samples
+    return taken_s
 
 
 def _all_visible() -> Any:
