@@ -133,6 +133,7 @@ def test_an_executor_refuses_what_no_job_can_have_before_it_starts_anything(run:
     assert not run.dir.exists()
 
 
+@pytest.mark.long
 def test_a_future_of_a_job_that_was_taken_back_ends(run: Run) -> None:
     future = Executor(run).submit(train, 1.0)
     assert run.cancel(future.job) == 1

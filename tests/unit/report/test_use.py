@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hpcsched.report.use import Point, draw
 
 
@@ -16,6 +18,7 @@ def drawn(hosts: dict[str, list[Point]], span_s: float = 100.0) -> list[Any]:
     return figure.axes
 
 
+@pytest.mark.long
 def test_a_host_has_a_panel_for_what_was_measured_on_the_axis_of_the_run() -> None:
     points = [Point(10.0 * k, [0.25, 0.75], [1024.0, 3072.0]) for k in range(1, 5)]
     busy, memory, other = drawn({"n1": points, "n2": [Point(5.0, [1.0], [])]})

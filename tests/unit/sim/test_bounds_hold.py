@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -174,6 +175,7 @@ def test_for_one_job_whose_restarts_cost_no_less_than_its_start_it_is_the_optimu
 
 
 @given(job_sets())
+@pytest.mark.long
 def test_more_gpus_never_raise_them_and_more_work_never_lowers_them(job_set):
     jobs, gpus = job_set
     tight = 1 - 1e-6  # the LP is solved to 1e-7

@@ -142,6 +142,7 @@ def test_the_scene_in_place_is_cut_in_the_middle_of_resizes(tmp_path):
 
 
 @pytest.mark.parametrize("torn", [False, True], ids=["between records", "in a record"])
+@pytest.mark.long
 def test_a_crash_at_every_record(rehearsal, torn):
     """Same ends; nothing acknowledged is lost; only steps since the newest checkpoint are done again.
 

@@ -259,6 +259,7 @@ def test_without_profiles_a_model_that_scales_still_gets_what_is_free():
     assert makespan(done) < 1.1 * 1000
 
 
+@pytest.mark.long
 def test_a_wrong_profile_is_found_out_and_planned_anew():
     """By the profile two GPUs do almost twice as much as one; in truth more than one are no use."""
     wrong = a_profile("flat", [10.0, 19.0, 19.5, 20.0], start_s=5.0, suspend_s=5.0)

@@ -80,6 +80,7 @@ def found_alone(name, letter):
 
 @pytest.mark.parametrize("letter", CLUSTERS)
 @pytest.mark.parametrize("name", [name if name == "ResNet-50" else slow(name) for name in WORKLOADS])
+@pytest.mark.long
 def test_the_search_ends_near_the_best_there_is(name, letter):
     cluster = CLUSTERS[letter]
     training, job, search = found_alone(name, letter)

@@ -130,6 +130,7 @@ def test_what_is_not_finite_is_written_as_none(tmp_path: Path) -> None:
         Point(1, 0.0, 1, {f"m{i}": 1.0 for i in range(MOST_METRICS + 1)}).encode()
 
 
+@pytest.mark.long
 def test_many_points_and_metrics_are_bounded_and_extremes_are_kept(tmp_path: Path) -> None:
     lines = (
         b'{"step":%d,"t":1,"attempt":1,"loss":%d}' % (k, 9 if k == 12_345 else k % 3) for k in range(50_000)

@@ -153,6 +153,7 @@ def shown(*words):
     return done.stdout
 
 
+@pytest.mark.long
 def test_the_way_and_a_line_for_each_rule():
     lines = shown("nearchus-a", "--model", "Inception-V3", "--cpus", 100).splitlines()
     assert lines[0] == "Inception-V3 on 100 cores, by dtconfig:"
@@ -193,6 +194,7 @@ def test_the_same_as_json():
     )
 
 
+@pytest.mark.long
 def test_the_way_of_another_rule():
     lines = shown("nearchus-a", "--model", "MobileNet", "--cpus", 50, "--rule", "optimus, fixed").splitlines()
     assert lines[0] == "MobileNet on 50 cores, by optimus:"
@@ -247,6 +249,7 @@ def test_what_is_no_json_is_refused(ps):
     assert "not readable" in str(ps("{").exception)
 
 
+@pytest.mark.long
 def test_a_search_that_does_not_come_to_rest_in_time_is_told(monkeypatch):
     monkeypatch.setattr(plan_ps, "LONGEST_S", 60.0)
     text = shown("nearchus-a", "--model", "MobileNet", "--cpus", 100, "--rule", "dtconfig")

@@ -237,6 +237,7 @@ def test_the_journal_is_enough() -> None:
     assert "|state|FINISHED|" in made("--dir", "over")
 
 
+@pytest.mark.long
 def test_figures_can_be_kept_beside_the_page(tmp_path: Path) -> None:
     rundir = a_run(going_on(done=True), "FINISHED")
     write_batches(rundir, 2)
@@ -315,6 +316,7 @@ def test_curves_of_a_job_stand_in_its_section(monkeypatch: pytest.MonkeyPatch) -
     assert "the curves of 1 job are left out" in made()
 
 
+@pytest.mark.long
 def test_curves_that_have_not_changed_are_taken_as_they_were_drawn() -> None:
     rundir, kept = a_run(failed(), "FINISHED"), Path("kept")
     kept.mkdir()

@@ -391,6 +391,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 @settings(max_examples=examples(40))
 @given(scenes())
+@pytest.mark.long
 def test_the_same_policy_does_with_a_runs_past_what_it_did(scene: Scene) -> None:
     machine = Simulation(scene.jobs, scene.profiles, gpus=scene.gpus, policy=scene.policy).run()
     past = past_of(machine)

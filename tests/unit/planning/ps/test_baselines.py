@@ -219,6 +219,7 @@ def test_no_other_split_or_number_is_faster(budget, serial, byte_cpu_s, uneven, 
 
 
 @pytest.mark.parametrize(("name", "paper"), [("MobileNet", 1.183), ("ResNet-50", 1.199)])
+@pytest.mark.long
 def test_free_shares_gain_on_cluster_a_what_nearchus_gained_over_equal_ones(name, paper):
     model = workload(name, A)
     gain = best(model, A.budget, A.link).usage.rate / best_fixed(model, A.budget, A.link).usage.rate

@@ -232,6 +232,7 @@ def test_growth_ends_at_the_bound():
     assert said.values[-1] == 30_000
 
 
+@pytest.mark.long
 def test_growth_that_the_bound_has_ended_does_not_go_on():
     history = np.minimum(growing(160, factor=1.05), 4000)
     assert forecast(history, EPOCH, low=128, high=4000).values == pytest.approx((4000,) * EPOCH, rel=0.01)
