@@ -34,6 +34,8 @@ from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile
 
+pytestmark = pytest.mark.long
+
 
 def two_stretches(driver: Driver) -> Driver:
     """`a` has 0.6 cores for 100 s, measured at 2 steps/s, then 0.9 for 50 s, never measured."""

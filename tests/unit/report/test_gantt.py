@@ -11,6 +11,8 @@ from hpcsched.report.drawing import MissingExtra
 from hpcsched.report.gantt import _darker, _runs, gantt_svg
 from hpcsched.report.result import AttemptResult, JobResult, Result
 
+pytestmark = pytest.mark.long
+
 
 def result(jobs, gpus=6, policy="marble", lower_bound_s=None):
     """Job i has the i-th of `jobs`, each a list of (gpus, start_s, end_s, role, ended)."""

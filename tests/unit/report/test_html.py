@@ -25,6 +25,8 @@ from hpcsched.report.jobs import JobDetail
 from hpcsched.report.result import AttemptResult, JobResult, Result
 from hpcsched.store.batches import Decision
 
+pytestmark = pytest.mark.long
+
 ADAPTIVE = {"kind": "vsw", "local_batch": [16, 64], "global_batch": [64, 512]}
 
 

@@ -26,6 +26,8 @@ from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
+pytestmark = pytest.mark.long
+
 VSW = {"kind": "vsw", "local_batch": [16, 64], "global_batch": [64, 512], "similarity": 0.3}
 
 

@@ -19,6 +19,8 @@ from hpcsched.planning.vsw.forecast import (
     with_fluctuations,
 )
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
