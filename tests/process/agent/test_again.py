@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from livebench import Bench, job
 
 CPU = ["--devices", "cpu:2"]
@@ -17,6 +18,7 @@ printf '{"step": %d, "attempt": %d}' $HPCSCHED_STEPS $HPCSCHED_ATTEMPT > STATE.j
 """Does all its steps at once, and leaves a checkpoint that its next attempt can find."""
 
 
+@pytest.mark.slow
 def test_an_edited_job_file_is_never_ignored_in_silence(bench: Bench) -> None:
     def edited(script: str, steps: int) -> object:
         return bench.set_of(

@@ -76,6 +76,7 @@ def told(folder: Path, rank: int = 0) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_warm_worker_finds_what_a_cold_one_finds(make: Callable[..., Bench]) -> None:
     cores = sorted(os.sched_getaffinity(0))[:2]
     found, kinds, drawn = {}, {}, set[float]()

@@ -47,6 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_the_oldest_python_imports_what_needs_no_torch_and_runs_the_standin(
     wheel: Path, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -11,11 +10,12 @@ pytestmark = pytest.mark.torch
 from burstranks import Ranks, cases  # noqa: E402
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "models", "plans", "dtype", "adam", "most"),
     [
-        slow(3, range(28), 4, torch.float64, False, 1e-12),
-        slow(4, range(28, 43), 4, torch.float32, False, 1e-5),
+        (3, range(28), 4, torch.float64, False, 1e-12),
+        (4, range(28, 43), 4, torch.float32, False, 1e-5),
         (2, range(43, 51), 4, torch.float64, True, 1e-12),
     ],
     ids=["float64", "float32", "AdamW"],

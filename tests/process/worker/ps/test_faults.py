@@ -134,6 +134,7 @@ def test_a_slow_worker_is_never_left_behind_by_more_than_the_staleness(tmp_path:
     assert loose.state["metrics"]["loss"] < 1.1 * strict.state["metrics"]["loss"] < 1.0
 
 
+@pytest.mark.slow
 def test_bounded_staleness_meets_for_checkpoints_and_changes(tmp_path: Path) -> None:
     job = PsJob(tmp_path, steps=150, staleness=2)
     job.env["HPCSCHED_CHECKPOINT_EVERY_S"] = "0.1"
@@ -162,6 +163,7 @@ def test_without_staleness_two_runs_are_equal_to_the_last_bit(tmp_path: Path) ->
 # What is used.
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_seen_and_a_fast_one_is_not_busy(tmp_path: Path) -> None:
     elements = 6 * 16 + 16 + 16 * 3 + 3
     for name, link, busy in (("slow", 0.03, True), ("fast", 1000.0, False)):

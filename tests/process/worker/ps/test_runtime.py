@@ -84,6 +84,7 @@ def test_servers_and_workers_may_be_replaced_by_others(tmp_path: Path) -> None:
     alike(job, plain)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_with_any_strategy_and_any_configuration(tmp_path: Path) -> None:
     args = {"optimizer": "adam", "schedule": True}
     plain = plain_one(tmp_path / "plain", steps=120, **args)

@@ -54,6 +54,7 @@ os._exit(0)  # as what closes it so promises: gloo's threads are still there
 """
 
 
+@pytest.mark.slow
 def test_where_patience_cannot_change_it_is_long_from_the_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])

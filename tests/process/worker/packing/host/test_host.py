@@ -393,6 +393,7 @@ def test_who_came_last_makes_room_and_completes_when_there_is_some(packs: Packs)
     assert code_of(packs.start(3, build="no room")) == 1  # there is nobody who could make room
 
 
+@pytest.mark.slow
 def test_a_member_that_does_not_answer_is_ended_with_their_process_and_the_others_go_on(
     packs: Packs,
 ) -> None:
