@@ -20,6 +20,7 @@ import options  # noqa: E402
 import reasons  # noqa: E402
 import results  # noqa: E402
 import rooms  # noqa: E402
+import schedules  # noqa: E402
 import states  # noqa: E402
 
 PARTS: dict[tuple[str, str], Callable[[], str]] = {
@@ -36,6 +37,7 @@ FILES: dict[str, Callable[[], str]] = {
     "docs/job-states.svg": states.picture_of_jobs,
     "docs/attempts.svg": states.picture_of_attempts,
     "docs/rooms.svg": rooms.picture,
+    "docs/schedules.svg": schedules.picture,
     "schemas/jobs.json": options.jobs,
     "schemas/search.json": options.searches,
     "schemas/settings.json": options.settings,
