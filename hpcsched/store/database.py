@@ -67,7 +67,8 @@ class FinishedJob:
     """A job that has ended, as `history` shows it.
 
     `_s` are seconds of the run's clock, `_at` the wall time (ISO, UTC); `start_*` is None for a job
-    that never started, `steps_repeated` None for a program that reports no progress. `max_rss_bytes` is the
+    that never started; `steps` are those it has done, None where nothing has told of any, `steps_repeated`
+    None for a program that reports no progress. `max_rss_bytes` is the
     most memory that its processes together had resident when they were looked at; None: not measured.
     `attempts` are as in `simulate --json`.
     """

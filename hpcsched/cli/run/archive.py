@@ -13,8 +13,9 @@ import msgspec
 from hpcsched.agent.life import LifeResult
 from hpcsched.cli.common import say
 from hpcsched.cli.run.results import Bounds, result_of
-from hpcsched.core.jobs import Costs
+from hpcsched.core.jobs import Costs, Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.profile import Cost, Profile
 from hpcsched.errors import StoreError
@@ -88,7 +89,7 @@ def _finished(life: LifeResult, uses: Mapping[tuple[int, bool], JobUse]) -> list
                 start_at=None if job.started_s is None else wall(job.started_s),
                 end_at=wall(job.ended_s),
                 gpu_hours=result.gpu_hours,
-                steps=job.step if job.reports and job.spec.steps is None else job.spec.steps,
+                steps=_steps(job),
                 steps_repeated=job.steps_repeated,
                 suspensions=job.suspensions,
                 gpus_max=max((len(a.gpus) for a in job.attempts), default=0),
@@ -97,6 +98,13 @@ def _finished(life: LifeResult, uses: Mapping[tuple[int, bool], JobUse]) -> list
             )
         )
     return jobs
+
+
+def _steps(job: Job) -> int | None:
+    """The steps that a job has done; None where nothing has told of any."""
+    if job.state is JobState.COMPLETED and job.spec.steps is not None:
+        return job.spec.steps
+    return job.step if job.reports and job.step else None
 
 
 def _first(*costs: Cost | None) -> Cost | None:

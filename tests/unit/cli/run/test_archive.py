@@ -74,21 +74,24 @@ def test_later_runs_estimate_from_what_earlier_ones_saw():
     assert driver.machine.estimates.curve(job).rate(8) > 1.5 * 3.5
 
 
-@pytest.mark.parametrize(("steps", "kept"), [(None, 400), (9000, 9000)])
-def test_a_job_has_its_steps_or_where_it_was_given_epochs_those_it_did(steps, kept):
-    driver = Driver(a_job("x", steps=steps, kind=Kind.TRAINER, trainer="m:T"), gpus=1)
+@pytest.mark.parametrize(
+    ("steps", "code", "kept"), [(None, 0, 400), (9000, 0, 9000), (9000, 1, 400), (None, 1, 400)]
+)
+def test_a_job_has_its_steps_or_where_it_was_given_epochs_or_did_not_complete_those_it_did(steps, code, kept):
+    driver = Driver(a_job("x", steps=steps, kind=Kind.TRAINER, trainer="m:T", retries=0), gpus=1)
     driver.runs("x")
     driver.reports("x", 400, rate=2.0)
-    driver.exits("x", 0)
+    driver.exits("x", code)
     life = SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r"))
     (found,) = _finished(life, {})
     assert (found.name, found.steps) == ("x", kept)
 
 
-def test_a_program_that_tells_no_steps_has_none():
-    driver = Driver(a_job("x", steps=None), gpus=1)
+@pytest.mark.parametrize(("steps", "code"), [(None, 0), (100, 1)])
+def test_a_program_that_tells_no_steps_has_none(steps, code):
+    driver = Driver(a_job("x", steps=steps, retries=0), gpus=1)
     driver.runs("x")
-    driver.exits("x", 0)
+    driver.exits("x", code)
     life = SimpleNamespace(machine=driver.machine, speed=1.0, run=SimpleNamespace(id="r"))
     (found,) = _finished(life, {})
     assert found.steps is None
