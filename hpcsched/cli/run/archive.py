@@ -15,8 +15,8 @@ from hpcsched.cli.common import say
 from hpcsched.cli.run.results import Bounds, result_of
 from hpcsched.core.jobs import Costs, Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
+from hpcsched.core.model import JobState
 from hpcsched.core.profile import Cost, Profile
 from hpcsched.errors import StoreError
 from hpcsched.store import job_use
