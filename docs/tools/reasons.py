@@ -35,7 +35,7 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.MODULES: "It is STARTING; its processes start when they are loaded, within 60 s. "
         "[Modules](resources.md#modules)",
         Why.NO_AGENT: "It was submitted where no agent runs. `hpcsched run` takes it (`run --resume` if a "
-        "run has begun there), `hpcsched cancel` takes it back.",
+        "run has begun there), `hpcsched cancel` cancels it.",
     },
     "Why a job has this many GPUs": {
         Why.OPTIMAL: "Its fastest count by its [profile](profiles.md).",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hpcsched import jobfile, submission
@@ -68,24 +68,35 @@ class Admission:
     host_cores: Sequence[HostCores] = ()
 
     def events(
-        self, jobs: Sequence[JobSpec], *, at: float, gpus: int, where: str, cause: str = ""
+        self,
+        jobs: Sequence[JobSpec],
+        *,
+        at: float,
+        gpus: int,
+        where: str,
+        cause: str = "",
+        cancelled: Collection[str] = (),
     ) -> list[ev.Event]:
         """The events that add jobs, the submission last. Raises ConfigError for jobs that cannot run here.
 
-        Every job is checked as a job file's is: a file in the inbox may come from anywhere.
+        Every job is checked as a job file's is: a file in the inbox may come from anywhere. Those whose names
+        are `cancelled` are over as they come, and need not fit.
         The submission alone carries the cause: a journal torn before it does not hold the command.
         """
         machine = self.machine
         jobs = [submission.checked(job, where=where) for job in jobs]
         jobfile.check_names(jobs, where=where, known=machine.run.by_name.keys())
-        found = self._checked(jobs, gpus=gpus, where=where)
+        wanted = [job for job in jobs if job.name not in cancelled]
+        found = self._checked(wanted, gpus=gpus, where=where)
         parallel = self.parallel(jobs)
         first_id = max(machine.run.jobs, default=0) + 1
         known = ev.ProfilesLoaded(at=at, profiles=found, parallel=parallel)
         events: list[ev.Event] = [known] if found or parallel else []
         if uses := self._shared(jobs):
             events.append(ev.SharedUsesKnown(at=at, uses=uses))
-        return [*events, ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs))]
+        over = tuple(i for i, job in enumerate(jobs, first_id) if job.name in cancelled)
+        new = ev.JobsSubmitted(at=at, cause=cause, first_id=first_id, jobs=tuple(jobs), cancelled=over)
+        return [*events, new]
 
     def _checked(self, jobs: Sequence[JobSpec], *, gpus: int, where: str) -> tuple[Profile, ...]:
         """The profiles of models that are new; raises ConfigError for jobs that this run cannot take."""
@@ -151,14 +162,16 @@ class Admission:
         """
         names = self.machine.run.by_name
         new = [job for job in command.jobs if job.name not in names]
-        old = [job for job in command.jobs if job.name in names]
+        old = [job for job in command.wanted if job.name in names]
         edits = self.edits(old, update=command.update, called_in=command.workdir, gpus=gpus, where="submit")
         if not new and not edits.updated and not edits.ignored:
             jobfile.check_names(command.jobs, where="submit", known=names.keys())
         events: list[ev.Event] = []
         compared = bool(edits.updated or edits.kept)
         if new:
-            events = self.events(new, at=at, gpus=gpus, where="submit", cause="" if compared else cause)
+            known_by = "" if compared else cause
+            gone = command.cancelled
+            events = self.events(new, at=at, gpus=gpus, where="submit", cause=known_by, cancelled=gone)
         parallel = self.parallel(edits.updated.values())
         if edits.profiles or parallel:
             events.append(ev.ProfilesLoaded(at=at, profiles=edits.profiles, parallel=parallel))
@@ -171,7 +184,7 @@ class Admission:
         ids = {job.name: job_id for job_id, job in enumerate(new, next_id)} | {
             job.name: names[job.name] for job in old
         }
-        given = [ids[job.name] for job in command.jobs]
+        given = [ids[job.name] for job in command.jobs if job.name in ids]
         outcomes = ["" if i >= next_id else edits.said.get(i, "is in the run already") for i in given]
         done = [i >= next_id or i in edits.updated for i in given]
         return events, Answer(ids=given, outcomes=outcomes, done=done, kept=edits.ignored)

@@ -39,7 +39,8 @@ USERS_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP", "SIGQUIT", "SIGXCPU",
 class Command(msgspec.Struct, kw_only=True):
     """One command. `jobs` for submit, `targets` (job ids) for those about jobs.
 
-    Of a submit: `update` takes what `jobs` say of jobs that the run has, and `workdir` is where it was given.
+    Of a submit: `update` takes what `jobs` say of jobs that the run has, `workdir` is where it was given, and
+    `cancelled` are the names of those of `jobs` that were cancelled before an agent took them.
     Of a retry: `from_scratch`. Of a signal its name, such as "SIGUSR1".
     """
 
@@ -49,8 +50,14 @@ class Command(msgspec.Struct, kw_only=True):
     targets: list[int] = []
     update: bool = False
     workdir: str = ""
+    cancelled: list[str] = []
     from_scratch: bool = False
     signal: str = ""
+
+    @property
+    def wanted(self) -> list[JobSpec]:
+        """Of a submit: its jobs without those that were cancelled meanwhile."""
+        return [job for job in self.jobs if job.name not in self.cancelled]
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -139,7 +146,9 @@ class Inbox:
             names = sorted(os.listdir(self._new))  # noqa: PTH208 - called four times a second
         except OSError:
             return []
-        return [(name, self._read(self._new / name)) for name in names if name not in self._stuck]
+        found = [(name, self._read(self._new / name)) for name in names if name not in self._stuck]
+        _give_names_up([command for _, command in found if isinstance(command, Command)])
+        return found
 
     @staticmethod
     def _read(path: Path) -> Command | str:
@@ -177,4 +186,16 @@ class Inbox:
     def peek(cls, rundir: RunDir) -> list[tuple[str, Command]]:
         """The waiting commands that can be decoded, by name; they stay in the inbox."""
         found = [(path.name, cls._read(path)) for path in cls.waiting(rundir)]
-        return [(name, command) for name, command in found if isinstance(command, Command)]
+        commands = [(name, command) for name, command in found if isinstance(command, Command)]
+        _give_names_up([command for _, command in commands])
+        return commands
+
+
+def _give_names_up(commands: Sequence[Command]) -> None:
+    """Forget jobs that were cancelled while they waited, where others of their names were submitted later."""
+    later: set[str] = set()
+    for command in reversed(commands):
+        if command.command == "submit":
+            gone = later.intersection(command.cancelled)
+            command.jobs = [job for job in command.jobs if job.name not in gone]
+            later.update(job.name for job in command.jobs)

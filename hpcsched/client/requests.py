@@ -88,7 +88,7 @@ def definitions(rundir: RunDir) -> dict[str, Job]:
     if rundir.journal.exists():
         jobs = {job.spec.name: job for job in replay(rundir.journal, make_policy).machine.run.jobs.values()}
     for _, command in Inbox.peek(rundir):
-        for spec in command.jobs:
+        for spec in command.wanted:
             before = jobs.get(spec.name)
             if before is None:
                 jobs[spec.name] = Job(id=len(jobs) + 1, spec=spec, submit_s=0.0)
@@ -109,7 +109,7 @@ def names_in(rundir: RunDir) -> tuple[bool, list[str], dict[str, list[str]]]:
         names = [(job.name, job.array) for job in status.jobs]
         living = status.run.alive
     for _, command in Inbox.peek(rundir):
-        names += [(spec.name, spec.array.name if spec.array else "") for spec in command.jobs]
+        names += [(spec.name, spec.array.name if spec.array else "") for spec in command.wanted]
     arrays: dict[str, list[str]] = {}
     for name, array in dict(names).items():
         if array:

@@ -22,23 +22,41 @@ PENDING = "PENDING"
 
 
 def read_all(rundir: RunDir) -> Status:
-    """The newest snapshot, and after its jobs those that wait for an agent. Raises as `read_status`."""
+    """The newest snapshot, and after its jobs those that wait for an agent, or were cancelled before one took
+    them. Raises as `read_status`."""
+    status, untaken = with_untaken(rundir)
+    status.jobs += untaken
+    return status
+
+
+def with_untaken(rundir: RunDir) -> tuple[Status, list[JobStatus]]:
+    """The same apart: the snapshot, and the jobs that no agent has taken."""
     try:
         status = read_status(rundir)
     except NoSuchRun:
-        waiting = _waiting(rundir, ())
-        if not waiting:
+        untaken = _untaken(rundir, ())
+        if not untaken:
             raise
-        status = Status(run=_not_begun(rundir), gpus=[], jobs=[])
-    else:
-        if status.run.alive:
-            return status
-        waiting = _waiting(rundir, status.jobs)
-    from hpcsched.accounts import user_name
+        return Status(run=_not_begun(rundir), gpus=[], jobs=[]), untaken
+    return status, [] if status.run.alive else _untaken(rundir, status.jobs)
 
-    first, user = max((job.id for job in status.jobs), default=0) + 1, user_name()
-    status.jobs += [_pending(job_id, spec, user) for job_id, spec in enumerate(waiting, first)]
-    return status
+
+def _untaken(rundir: RunDir, known: Sequence[JobStatus]) -> list[JobStatus]:
+    """The new jobs of the submits in the inbox, in the order in which an agent takes them, with ids behind
+    those of the `known` ones."""
+    if not run_folders.has_commands(rundir):
+        return []
+    from hpcsched.accounts import user_name
+    from hpcsched.agent.inbox import Inbox
+
+    names = {job.name for job in known}
+    found: dict[str, tuple[JobSpec, bool]] = {}
+    for _, command in Inbox.peek(rundir):
+        if command.command == "submit":
+            new = (spec for spec in command.jobs if spec.name not in names)
+            found.update((spec.name, (spec, spec.name in command.cancelled)) for spec in new)
+    first, user = max((job.id for job in known), default=0) + 1, user_name()
+    return [_as_status(i, *what, user) for i, what in enumerate(found.values(), first)]
 
 
 def what_takes_them(status: Status) -> str | None:
@@ -54,7 +72,7 @@ def what_takes_them(status: Status) -> str | None:
 
 def what_else_waits(rundir: RunDir, status: Status) -> list[str]:
     """A line for each other command that waits for an agent, such as a retry."""
-    if status.run.alive or not run_folders.waits(rundir):
+    if status.run.alive or not run_folders.has_commands(rundir):
         return []
     from hpcsched.agent.inbox import Inbox
 
@@ -64,7 +82,7 @@ def what_else_waits(rundir: RunDir, status: Status) -> list[str]:
         about = [names[job_id] for job_id in command.targets if job_id in names]
         what = command.command
         if command.command == "submit":
-            about = [spec.name for spec in command.jobs if spec.name in names.values()]
+            about = [spec.name for spec in command.wanted if spec.name in names.values()]
             what = "change"
         if about:
             of = ", ".join(about[:3]) + (f" and {len(about) - 3} more" if len(about) > 3 else "")
@@ -85,35 +103,35 @@ def waits(job: JobStatus) -> bool:
 
 
 def take_back(rundir: RunDir, chosen: Collection[JobStatus]) -> tuple[set[str], set[str]]:
-    """Take jobs that wait out of the inbox, with those that wait for them to complete, and what waits to be
-    done to the others of `chosen`.
+    """Cancel jobs that wait for an agent, with those that wait for them to complete, and take back what waits
+    to be done to the others of `chosen`.
 
-    Returns the names of jobs that are gone, and of those of which a retry or a change was taken back. Raises
-    RunDirError where an agent has come meanwhile.
+    The cancelled ones stay in the inbox as such, for the agent to take them so. Returns the names of these,
+    and of those of which a retry or a change was taken back. Raises RunDirError where an agent has come
+    meanwhile.
     """
     lock = RunLock(rundir)
     try:
-        gone = _take_back(rundir, {job.name for job in chosen if waits(job)})
+        gone = _cancel(rundir, {job.name for job in chosen if waits(job)})
         kept = _take_back_changes(rundir, {job.id: job.name for job in chosen if not waits(job)})
     finally:
         lock.release()
     return gone, kept
 
 
-def _take_back(rundir: RunDir, names: set[str]) -> set[str]:
-    """Take new jobs out of the inbox, with those that wait for them; the names of all of these."""
+def _cancel(rundir: RunDir, names: set[str]) -> set[str]:
+    """Cancel new jobs in the inbox, with those that wait for them; the names of all of these."""
     from hpcsched.agent.inbox import Inbox, put_back
 
     gone = set(names)
     commands = [(name, command) for name, command in Inbox.peek(rundir) if command.command == "submit"]
-    specs = [spec for _, command in commands for spec in command.jobs]
+    specs = [spec for _, command in commands for spec in command.wanted]
     while more := {spec.name for spec in specs if spec.name not in gone and gone.intersection(spec.after)}:
         gone |= more
     for name, command in commands:
-        left = [spec for spec in command.jobs if spec.name not in gone]
-        if len(left) < len(command.jobs):
-            command.jobs = left
-            put_back(rundir, name, command if left else None)
+        if theirs := [spec.name for spec in command.wanted if spec.name in gone]:
+            command.cancelled += theirs
+            put_back(rundir, name, command)
     return gone
 
 
@@ -139,29 +157,15 @@ def waiting_names(rundir: RunDir) -> set[str]:
         known = read_status(rundir).jobs
     except HpcschedError:
         known = []
-    return {spec.name for spec in _waiting(rundir, known)}
+    return {job.name for job in _untaken(rundir, known) if waits(job)}
 
 
-def _waiting(rundir: RunDir, known: Sequence[JobStatus]) -> list[JobSpec]:
-    """The new jobs of the submits that wait, in the order in which an agent takes them."""
-    if not run_folders.waits(rundir):
-        return []
-    from hpcsched.agent.inbox import Inbox
-
-    names = {job.name for job in known}
-    found: dict[str, JobSpec] = {}
-    for _, command in Inbox.peek(rundir):
-        if command.command == "submit":
-            found.update((spec.name, spec) for spec in command.jobs if spec.name not in names)
-    return list(found.values())
-
-
-def _pending(job_id: int, spec: JobSpec, user: str) -> JobStatus:
+def _as_status(job_id: int, spec: JobSpec, cancelled: bool, user: str) -> JobStatus:
     return JobStatus(
         id=job_id,
         name=spec.name,
-        state=JobState.PENDING,
-        reason=str(Why.NO_AGENT),
+        state=JobState.CANCELLED if cancelled else JobState.PENDING,
+        reason=str(Why.CANCELLED if cancelled else Why.NO_AGENT),
         role=None,
         gpus=[],
         hosts=[],

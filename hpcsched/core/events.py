@@ -115,10 +115,14 @@ class PlanMade(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsSubmitted(Event):
-    """Jobs that came together; ids are given in order, from `first_id`."""
+    """Jobs that came together; ids are given in order, from `first_id`.
+
+    `cancelled`: ids of those that were cancelled before an agent took them.
+    """
 
     first_id: int
     jobs: tuple[JobSpec, ...]
+    cancelled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

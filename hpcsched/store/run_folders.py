@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -26,10 +27,21 @@ KEPT_SEARCH, SEARCH_COMMAND = "search.toml", "search.command"
 MOST_COMMAND_BYTES = 8192
 
 
+class _Named(msgspec.Struct):
+    name: str
+
+
 class _Command(msgspec.Struct):
     """What is read of a command in the inbox."""
 
     command: str
+    jobs: list[_Named] = []
+    cancelled: list[str] = []
+
+    @property
+    def work(self) -> bool:
+        """Whether it has jobs run."""
+        return self.command == "retry" or any(job.name not in self.cancelled for job in self.jobs)
 
 
 _NAME = re.compile(rf"{USUAL}(?:-(?P<number>[1-9][0-9]{{0,5}}))?")
@@ -78,18 +90,26 @@ def waits(rundir: RunDir) -> bool:
 
 def work_in(inbox: Path) -> bool:
     """The same of an inbox."""
+    return any(command.work for command in _commands(inbox))
+
+
+def has_commands(rundir: RunDir) -> bool:
+    """Whether anything at all waits in a run directory for an agent."""
     try:
-        with os.scandir(inbox / "new") as found:
-            return any(_is_work(Path(entry)) for entry in found)
+        with os.scandir(rundir.inbox / "new") as found:
+            return any(True for _ in found)
     except OSError:
         return False
 
 
-def _is_work(file: Path) -> bool:
-    try:
-        return decode_file(file, _Command).command in ("submit", "retry")
-    except (OSError, BadInput):
-        return False
+def _commands(inbox: Path) -> Iterator[_Command]:
+    """The submits and retries of an inbox."""
+    with contextlib.suppress(OSError), os.scandir(inbox / "new") as found:
+        for entry in found:
+            with contextlib.suppress(OSError, BadInput):
+                command = decode_file(Path(entry), _Command)
+                if command.command in ("submit", "retry"):
+                    yield command
 
 
 def named(root: Path, here: Path | None = None) -> str:
@@ -123,4 +143,4 @@ def _number(name: str) -> int | None:
 
 
 def _used(rundir: RunDir) -> bool:
-    return rundir.begun or waits(rundir)
+    return rundir.begun or any(True for _ in _commands(rundir.inbox))

@@ -12,8 +12,9 @@ from hpcsched import jobfile
 from hpcsched.agent.admission import Admission
 from hpcsched.agent.inbox import Command, Inbox, send
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import HostCores, JobSpec
+from hpcsched.core.model import HostCores, JobSpec, Kind
 from hpcsched.core.needs import Needs
+from hpcsched.core.reasons import Why
 from hpcsched.decoding import decode
 from hpcsched.errors import ConfigError
 from hpcsched.policy import make_policy
@@ -164,6 +165,31 @@ def test_a_wrong_value_of_any_key_is_refused_in_one_line(key, value):
         admission.events([spec], at=0.0, gpus=4, where="submit")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1500
+
+
+def test_jobs_that_were_cancelled_before_an_agent_took_them_come_as_such_and_need_not_fit():
+    driver = Driver(a_job("known", kind=Kind.COMMAND, command=("true",)), gpus=1)
+    admission = Admission(machine=driver.machine, find_profiles=lambda models: (), stand_ins=False)
+    keys = {"a": {"gpus": 9}, "b": {"after": ("a",)}, "c": {}, "known": {"gpus": 2}}
+    jobs = [a_job(name, kind=Kind.COMMAND, command=("true",), **own) for name, own in keys.items()]
+    command = Command(command="submit", jobs=jobs, cancelled=["a", "b", "known"])
+    events, answer = admission.submitted(command, at=0.0, gpus=1, cause="inbox:1")
+    for event in events:
+        driver.handle(event)
+    assert driver.states() == ["STARTING", "CANCELLED", "CANCELLED", "PENDING"]
+    assert answer.ids == [2, 3, 4] and answer.kept == []
+    assert driver.job("a").story[-1].reason.why is Why.CANCELLED
+
+
+def test_a_cancelled_job_leaves_its_name_to_one_that_was_submitted_later(tmp_path):
+    rundir = RunDir(tmp_path)
+    send(rundir, Command(command="submit", jobs=[a_job("a", "old"), a_job("b")], cancelled=["a", "b"]))
+    send(rundir, Command(command="submit", jobs=[a_job("a", "new")]))
+    for found in (Inbox.peek(rundir), Inbox(rundir).read()):
+        assert [[(job.name, job.model) for job in command.jobs] for _, command in found] == [
+            [("b", "b")],
+            [("a", "new")],
+        ]
 
 
 def test_why_those_that_are_left_can_never_start_is_said_of_each():

@@ -40,7 +40,7 @@ from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, NoSuchRun
 from hpcsched.printing import gpus as named
 from hpcsched.printing import printable
-from hpcsched.store.run_folders import waits
+from hpcsched.store.run_folders import has_commands
 from hpcsched.store.status import (
     JobStatus,
     RunStatus,
@@ -108,7 +108,7 @@ def status(
             raise click.UsageError("--all lists runs: it takes no jobs and no --states")
         _all_runs(header=not noheader, as_json=as_json)
         return 0
-    if as_json and not wanted and not waits(rundir):
+    if as_json and not wanted and not has_commands(rundir):
         with hint_at_runs(ctx, dir_):
             page = read_page(rundir)
         asked(page.run)

@@ -6,23 +6,24 @@ import re
 from collections.abc import Sequence
 
 from hpcsched.cli.common import say, say_json, select
-from hpcsched.client.waiting import read_all, take_back, taken_by, waits
+from hpcsched.client.waiting import read_all, take_back, taken_by, waits, with_untaken
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.errors import ConfigError
-from hpcsched.store import run_folders
+from hpcsched.store.run_folders import has_commands
 from hpcsched.store.rundir import RunDir
 
 
 def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
-    """Explain the job of this id or name, if it is one that waits for an agent; else False."""
-    if not run_folders.waits(rundir):
+    """Explain the job of this id or name, if it is one that no agent has taken; else False."""
+    if not has_commands(rundir):
         return False
-    status = read_all(rundir)
-    job = next((job for job in status.jobs if waits(job) and key in (str(job.id), job.name)), None)
+    status, untaken = with_untaken(rundir)
+    job = next((job for job in untaken if key in (str(job.id), job.name)), None)
     if job is None:
         return False
-    why = Reason(Why.NO_AGENT)
-    following = [f"`{taken_by(status)}` takes it", f"`hpcsched cancel {job.name}` takes it back"]
+    why, following = Reason(Why(str(job.reason))), list[str]()
+    if waits(job):
+        following = [f"`{taken_by(status)}` takes it", f"`hpcsched cancel {job.name}` cancels it"]
     if as_json:
         page = {
             "schema": 1,
@@ -43,7 +44,7 @@ def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
 
 
 def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
-    """Take back jobs that wait for an agent, and retries that do; the exit code: 1 if there was none.
+    """Cancel jobs that wait for an agent, and take back retries that do; the exit code: 1 if there was none.
 
     With them go those that wait for them to complete. Raises RunDirError where an agent has come meanwhile.
     """

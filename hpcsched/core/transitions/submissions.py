@@ -62,6 +62,9 @@ class Submissions:
             else:
                 self._waiting.enqueue(job)
         for job in jobs:
+            if job.id in event.cancelled and not job.state.final:
+                self._endings.finish(job, JobState.CANCELLED, Reason(Why.CANCELLED))
+        for job in jobs:
             if not job.state.final and (broken := blocked_by(self._run, job, {})):
                 self._endings.never_satisfied(job, broken)
         self._out.ask_policy()

@@ -53,7 +53,8 @@ def test_what_is_submitted_where_no_agent_runs_waits_for_one(run: Run) -> None:
     assert (specs["mine"].gpus_min, specs["mine"].retries, dict(specs["mine"].env)) == (2, 0, {"A": "b"})
     call = Call._make(pickle.loads(Path(specs["mine"].command[-1]).read_bytes()))
     assert pickle.loads(call.function)() == 1.5
-    assert first.cancel() and [job.name for job in run.jobs] == ["mine"]  # what waited for it goes too
+    assert first.cancel()  # and with it what waited for it
+    assert [job.state for job in run.jobs] == ["CANCELLED", "CANCELLED", "PENDING"]
 
 
 def test_a_map_is_one_array(run: Run) -> None:

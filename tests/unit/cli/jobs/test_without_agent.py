@@ -13,6 +13,7 @@ from hpcsched.agent.inbox import Command, Inbox, send
 from hpcsched.cli.main import cli
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError, NoSuchRun
+from hpcsched.store.run_folders import waits
 from hpcsched.store.rundir import RunDir
 
 
@@ -31,7 +32,7 @@ def submit(name: str, *options: str) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return [job.name for _, command in Inbox.peek(RunDir(folder)) for job in command.jobs]
+    return [job.name for _, command in Inbox.peek(RunDir(folder)) for job in command.wanted]
 
 
 def test_they_are_seen_with_their_reason_and_what_takes_them(home: Path) -> None:
@@ -66,6 +67,26 @@ def test_they_can_be_cancelled_and_with_them_what_waits_for_them(home: Path) -> 
     assert hpcsched("cancel", "a,d").return_value == 0 and names(home / "hpcsched-run") == []
 
 
+def test_a_cancelled_one_is_still_seen_and_leaves_its_name_to_another(home: Path) -> None:
+    submit("a")
+    assert hpcsched("cancel", "a").return_value == 0
+    shown = hpcsched("status", "--states", "all")
+    assert "CA" in shown.stdout and "(Cancelled)" in shown.stdout and "no agent runs" not in shown.stderr
+    assert "because: cancelled by the user" in hpcsched("explain", "a").stdout
+    submit("a")
+    (line,) = (line for line in hpcsched("status", "--states", "all").stdout.splitlines() if " a " in line)
+    assert "(NoAgent)" in line
+
+
+def test_a_cancelled_one_keeps_no_folder(home: Path) -> None:
+    folder = a_run(home / "hpcsched-run", state="FINISHED", age_s=1e5, jobs=(JobState.COMPLETED,))
+    (folder / "journal.jsonl").write_text("{}\n")
+    submit("a")
+    assert waits(RunDir(home / "hpcsched-run-2"))
+    assert hpcsched("cancel", "a").return_value == 0 and not waits(RunDir(home / "hpcsched-run-2"))
+    assert "CA" in hpcsched("status", "--states", "all").stdout
+
+
 def test_ids_are_no_names_as_they_are_given_later(home: Path) -> None:
     for name in ("a", "b"):
         submit(name)
@@ -90,7 +111,7 @@ def test_what_else_waits_is_said_and_keeps_the_folder(home: Path) -> None:
     assert names(folder) == ["a"] and not (home / "hpcsched-run-2").exists()
     done = hpcsched("cancel", "job-1", "a")
     assert done.return_value == 0 and "stays as it is: what waited for it is taken back" in done.stderr
-    assert Inbox.peek(RunDir(folder)) == []
+    assert not waits(RunDir(folder))
     submit("b")
     assert names(home / "hpcsched-run-2") == ["b"]
 
