@@ -92,6 +92,9 @@ class Agent:
         with self._signals():
             try:
                 self._refuse(self._process(list(first)))
+                if self._machine.run.reads_inbox:  # what has been cancelled or held meanwhile never starts
+                    self._inbox_events(time.monotonic())
+                    self._process([ev.InboxRead(at=self._clock.now())])
                 self._ask_for_jobs()
                 self._write_snapshot("RUNNING")
                 gc.freeze()  # a full collection that walks a long queue stops the loop for 50 ms

@@ -226,6 +226,7 @@ def run(
             run_id=run_id,
             release_after_s=release_after_s(request.release_idle_s, batch, allocation, hosts.speed, say),
             stays=allocation.here or "",
+            reads_inbox=bool(Inbox.waiting(rundir)),
         )
         site = Site(
             rundir=rundir,
@@ -384,13 +385,10 @@ def _admission(
     find_parallel: FindParallel,
     find_shared: FindShared,
 ) -> Admission:
-    def find(models: set[str]) -> tuple[Profile, ...]:
-        return find_profiles(models, hosts.kind)
-
     sizes = (device.memory_mib for device in hosts.inventory)
     return Admission(
         machine=machine,
-        find_profiles=find,
+        find_profiles=lambda models: find_profiles(models, hosts.kind),
         find_parallel=find_parallel,
         find_shared=lambda: find_shared(hosts.kind),
         stand_ins=hosts.stand_ins,

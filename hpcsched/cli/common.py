@@ -235,6 +235,12 @@ def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:
     return list(chosen.values())
 
 
+def meant(status: Status, keys: Sequence[str]) -> list[JobStatus]:
+    """The same, of an array only the jobs that are not over; all of them if none is left."""
+    chosen, of_arrays = select(status, keys), {word for key in keys for word in key.split(",")}
+    return [job for job in chosen if not (job.array in of_arrays and job.state.final)] or chosen
+
+
 def job_names(ctx: click.Context, _: click.Parameter, begun: str) -> list[str]:
     """The names of the run's jobs and arrays that begin like this: for completion, which must never fail."""
     from hpcsched.store.status import read_status

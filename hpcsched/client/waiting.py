@@ -90,6 +90,18 @@ def what_else_waits(rundir: RunDir, status: Status) -> list[str]:
     return lines
 
 
+def waiting_by_job(rundir: RunDir) -> dict[int, list[str]]:
+    """By job id the commands about it that wait for an agent, oldest first."""
+    found: dict[int, list[str]] = {}
+    if run_folders.has_commands(rundir):
+        from hpcsched.agent.inbox import Inbox
+
+        for _, command in Inbox.peek(rundir):
+            for job_id in command.targets:
+                found.setdefault(job_id, []).append(command.command)
+    return found
+
+
 def taken_by(status: Status) -> str:
     """The command that takes what waits."""
     root = Path(status.run.dir)

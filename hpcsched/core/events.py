@@ -57,6 +57,8 @@ class AgentStarted(Event):
 
     `release_after_s`: a host of which no job can use anything for so long is given back to the batch system
     (None: never); not the one that `stays`.
+
+    `reads_inbox`: commands wait for this agent, and nothing is decided before `InboxRead`.
     """
 
     wall: float
@@ -79,6 +81,12 @@ class AgentStarted(Event):
     mechanisms: tuple[str, ...] = ()
     release_after_s: float | None = None
     stays: str = ""
+    reads_inbox: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxRead(Event):
+    """The commands that waited for the agent have been carried out: decisions begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,7 @@ class Machine:
         self._submissions = Submissions(*base, estimates=parts.estimates, **about)
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.AgentStarted: self._agent_started,
+            ev.InboxRead: self._inbox_read,
             ev.ProfilesLoaded: self._profiles_loaded,
             ev.StartWaited: self._start_waited,
             ev.TimerFired: self._timer_fired,
@@ -113,11 +114,11 @@ class Machine:
             out.only_ask_if(arrived or out.woken)  # else nothing has changed for the foreground
         elif self.waiting.late and not deadline.draining and deadline.look_again_at_late():
             out.ask_policy()
-        if out.decide and not deadline.draining:
+        if out.decide and self.decides:
             self.decisions.decide()
             for mechanism in self._foreground:
                 mechanism.decide()
-        if not deadline.draining:
+        if self.decides:
             for mechanism in self._background:
                 mechanism.decide()
         deadline.watch()
@@ -164,6 +165,10 @@ class Machine:
         self.waiting.begin_life()
         self._out.ask_policy()
 
+    def _inbox_read(self, event: ev.InboxRead) -> None:
+        self.run.reads_inbox = False
+        self._out.ask_policy()
+
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
         self.estimates.load(event.profiles, event.parallel)
         self.run.count_news()
@@ -207,6 +212,11 @@ class Machine:
             self._attempts.suspend(job)
 
     # --- questions --------------------------------------------------------------------------
+
+    @property
+    def decides(self) -> bool:
+        """Whether jobs may start: not while all is saved, nor before the commands that waited are done."""
+        return not (self.deadline.draining or self.run.reads_inbox)
 
     @property
     def stopped(self) -> bool:

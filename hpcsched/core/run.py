@@ -35,6 +35,8 @@ class Run:
         self.lives: list[Life] = []
         self.rules = 1
         """The version of the rules by which the present life decides (`events.RULES`)."""
+        self.reads_inbox = False
+        """Whether the agent has yet to carry out the commands that waited for it."""
         self.jobs: dict[int, Job] = {}
         self.by_name: dict[str, int] = {}
         self.active: dict[int, Job] = {}
@@ -89,7 +91,7 @@ class Run:
         """Note that another agent has taken the run over."""
         self.lives.append(Life(event.at, event.wall, len(event.devices)))
         self.grace_s, self.run_id = event.grace_s, event.run_id or self.run_id
-        self.rules, self.plan = event.rules, None
+        self.rules, self.plan, self.reads_inbox = event.rules, None, event.reads_inbox
 
     def add(self, job: Job) -> None:
         """Take a submitted job in."""

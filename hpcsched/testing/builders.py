@@ -158,6 +158,7 @@ class Driver:
         hosts: int = 1,
         deadline: float | None = None,
         devices: Sequence[Device] = (),
+        reads_inbox: bool = False,
     ) -> list[Action]:
         """An agent begins with so many GPUs on each host, or with these `devices`."""
         return self.tell(
@@ -173,6 +174,7 @@ class Driver:
             saved_steps=saved or {},
             rules=self._rules,
             release_after_s=self._release_after_s,
+            reads_inbox=reads_inbox,
             stays="n1",
         )
 

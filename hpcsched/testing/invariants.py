@@ -117,7 +117,7 @@ def check(machine: Machine) -> None:
         assert in_line == (waits and due_s <= machine.run.now and not outside), f"job {job.id} queue"
         assert not (job.id in waiting.queue and late), f"job {job.id} waits twice"
     policy = machine.decisions.policy
-    if policy and policy.work_conserving and not machine.deadline.draining and machine.ledger.free:
+    if policy and policy.work_conserving and machine.decides and machine.ledger.free:
         fits, meets = machine.ledger.free_by_host().fits, machine.rooms.meets_now()
         idles = machine.own.queue.any_fits(fits, meets)
         assert not idles, "a GPU idles while a job that fits waits"
@@ -236,7 +236,7 @@ def _check_lanes(machine: Machine) -> None:
             )
     assert lanes.speeds.keys() <= machine.run.active.keys(), "a speed of a job that does not run is kept"
     idle = machine.ledger.devices.keys() - machine.own.holder.keys() - lanes.holder.keys()
-    if idle and machine.decisions.policy and not machine.deadline.draining:
+    if idle and machine.decisions.policy and machine.decides:
         waiting = (
             machine.run.jobs[i] for i in machine.mechanism(Background).queue.walk(lambda need, nodes: True)
         )

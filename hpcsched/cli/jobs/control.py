@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import USERS_SIGNALS, Answer, Command, send
-from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, option, say, select
+from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, meant, option, say, select
 from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.directives import WithDirectives
 from hpcsched.cli.jobs.given_jobs import exported, of_command, sweep_options
@@ -26,7 +26,7 @@ from hpcsched.dialects import what_was_recognised
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
 from hpcsched.printing import spans
-from hpcsched.store.run_folders import go_on, waits
+from hpcsched.store.run_folders import go_on
 from hpcsched.store.rundir import RunDir, agent_works
 from hpcsched.store.status import Status, age_s, read_status
 
@@ -63,12 +63,10 @@ def _on_jobs(name: str, help_: str) -> click.Command:
 
 def _to_jobs(command: str, rundir: RunDir, jobs: Sequence[str], *, signal: str = "") -> int:
     """Have a command carried out for the jobs of these names; the exit code."""
+    if not agent_works(rundir) and (code := without_agent.leave(rundir, command, jobs)) is not None:
+        return code
     status = _living(rundir)
-    chosen = select(status, jobs)
-    of_arrays = _words(jobs)
-    # Of an array those that are not over are meant.
-    chosen = [job for job in chosen if not (job.array in of_arrays and job.state.final)] or chosen
-    targets = [job.id for job in chosen]
+    targets = [job.id for job in meant(status, jobs)]
     return _tell(status, ask(rundir, Command(command=command, targets=targets, signal=signal)))
 
 
@@ -85,6 +83,7 @@ def _tell(status: Status, answer: Answer) -> int:
 
 
 _NOTHING = " Exit code 1: nothing could be done to any of them."
+_NEXT = " Without an agent the next one does it, before it starts anything."
 
 
 @click.command()
@@ -93,10 +92,12 @@ _NOTHING = " Exit code 1: nothing could be done to any of them."
 @click.option("--signal", "-s", metavar="SIG", help="Send this signal to their processes, and do no more.")
 @click.pass_context
 def cancel(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, signal: str | None) -> int:
-    """End JOBS (ids, names, 3-7) for good. Exit code 1: nothing could be done to any of them."""
+    """End JOBS (ids, names, 3-7) for good.
+
+    Without an agent the next one does it, before it starts anything; jobs that no agent has taken yet are
+    cancelled now. Exit code 1: nothing could be done to any of them.
+    """
     rundir = find_run(ctx, dir_)
-    if signal is None and not agent_works(rundir) and waits(rundir):
-        return without_agent.cancel(rundir, jobs)
     if signal is None:
         return _to_jobs("cancel", rundir, jobs)
     name = f"SIG{signal.upper().removeprefix('SIG')}"
@@ -105,10 +106,10 @@ def cancel(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, signal: 
     return _to_jobs("signal", rundir, jobs, signal=name)
 
 
-hold = _on_jobs("hold", "Keep waiting JOBS from starting until released." + _NOTHING)
-release = _on_jobs("release", "Let held JOBS go." + _NOTHING)
+hold = _on_jobs("hold", "Keep waiting JOBS from starting until released." + _NEXT + _NOTHING)
+release = _on_jobs("release", "Let held JOBS go." + _NEXT + _NOTHING)
 suspend = _on_jobs("suspend", "Have running JOBS save and leave their GPUs until resumed." + _NOTHING)
-resume = _on_jobs("resume", "Let suspended JOBS go on." + _NOTHING)
+resume = _on_jobs("resume", "Let suspended JOBS go on." + _NEXT + _NOTHING)
 
 
 @click.command()

@@ -30,6 +30,7 @@ from hpcsched.cli.jobs import (
     about_sharing,
 )
 from hpcsched.cli.jobs.without_agent import explained
+from hpcsched.client.waiting import waiting_by_job
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.layout import said_seats
@@ -41,7 +42,8 @@ from hpcsched.core.reasons import Reason
 from hpcsched.core.saving import how_suspended
 from hpcsched.durations import clock
 from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
-from hpcsched.store.rundir import RunDir
+from hpcsched.store.run_folders import go_on, has_commands
+from hpcsched.store.rundir import RunDir, agent_works
 from hpcsched.store.status import CoresStatus, ShortDisk, read_run, read_status
 
 
@@ -169,7 +171,7 @@ def explanation(rundir: RunDir, machine: Machine, job: Job) -> Explanation:
         saves=_saves(rundir, machine, job),
         processes=reworded(str(machine.estimates.shape(job)), noun) if is_command else "",
         needs=_needs(machine, job),
-        following=what_is_next(machine, job),
+        following=[*_left_to_next(rundir, job), *what_is_next(machine, job)],
         plans=plans,
     )
 
@@ -188,6 +190,14 @@ def _saves(rundir: RunDir, machine: Machine, job: Job) -> str:
         if not page.run.stale:
             return next((one.saves for one in page.jobs if one.id == job.id), "")
     return how_suspended(job, machine.run.now, machine.estimates.unsaved_s(job))
+
+
+def _left_to_next(rundir: RunDir, job: Job) -> list[str]:
+    """What the next agent does to the job, where none lives."""
+    if not has_commands(rundir) or agent_works(rundir):
+        return []
+    waiting = waiting_by_job(rundir).get(job.id, ())
+    return [f"a {command} waits: `{go_on(rundir.root)}` does it" for command in waiting]
 
 
 def _short_disks(rundir: RunDir) -> list[ShortDisk]:

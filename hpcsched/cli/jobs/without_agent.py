@@ -1,16 +1,19 @@
-"""Commands about jobs that were submitted where no agent runs."""
+"""Commands where no agent runs: about jobs that wait for one, and about those of a run that has stopped."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from hpcsched.cli.common import say, say_json, select
-from hpcsched.client.waiting import read_all, take_back, taken_by, waits, with_untaken
+from hpcsched.agent.inbox import Command, send
+from hpcsched.cli.common import meant, say, say_json, select
+from hpcsched.client.waiting import read_all, take_back, taken_by, waiting_by_job, waits, with_untaken
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.states import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.store.run_folders import has_commands
 from hpcsched.store.rundir import RunDir
+from hpcsched.store.status import JobStatus, Status
 
 
 def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
@@ -43,13 +46,68 @@ def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
     return True
 
 
-def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
-    """Cancel jobs that wait for an agent, and take back retries that do; the exit code: 1 if there was none.
+LEFT = ("cancel", "hold", "release", "resume")
+"""Commands that are left to the next agent, which carries them out before it starts anything."""
 
-    With them go those that wait for them to complete. Raises RunDirError where an agent has come meanwhile.
+
+def leave(rundir: RunDir, command: str, keys: Sequence[str]) -> int | None:
+    """Leave a command about jobs to the next agent; the exit code: 1 if nothing can be done to any of them.
+
+    Jobs that wait for an agent are cancelled now, with those that wait for them to complete, and what waits
+    to be done to jobs that have ended is taken back. None: it is no such command, or there is nothing left to
+    do in this run. Raises RunDirError where an agent has come meanwhile.
     """
+    if command not in LEFT:
+        return None
     status = read_all(rundir)
-    chosen = select(status, keys)
+    if not has_commands(rundir) and all(job.state.final for job in status.jobs):
+        return None
+    chosen = meant(status, keys)
+    gone, kept = _cancelled(rundir, status, chosen, keys) if command == "cancel" else (set(), set())
+    waiting, targets = waiting_by_job(rundir), list[int]()
+    for job in chosen:
+        if job.name in gone:
+            what = "cancelled"
+        elif job.name in kept:
+            what = "stays as it is: what waited for it is taken back"
+        else:
+            done, what = _outcome(job, command, waiting.get(job.id, ()))
+            targets += [job.id] if done else []
+        say(f"job {job.id} ({job.name}): {what}", err=True)
+    for name in gone - {job.name for job in chosen}:
+        say(f"job {name}: cancelled: it waited for one of these", err=True)
+    if targets:
+        send(rundir, Command(command=command, targets=targets))
+        say(f"hpcsched: no agent in {rundir.root}; the next `{taken_by(status)}` does it", err=True)
+    return int(not (gone or kept or targets))
+
+
+def _outcome(job: JobStatus, command: str, waiting: Sequence[str]) -> tuple[bool, str]:
+    """Whether the next agent will do something to the job, after what is `waiting` for it, and what."""
+    if job.state.final:
+        again = "" if command == "cancel" else f"; `hpcsched retry {job.name}` runs it again"
+        return False, f"is {job.state} already: nothing to {command}{again}"
+    if waits(job):
+        return False, f"waits for an agent: it can be cancelled, but not told to {command}"
+    if "cancel" in waiting:
+        return False, "is to be cancelled already"
+    if command == "cancel":
+        return True, "is to be cancelled"
+    held = job.state == JobState.HELD or job.reason == Why.USER_SUSPENDED
+    for word in waiting:
+        held = word == "hold" if word in LEFT else held
+    if command == "hold":
+        return not held, "is held already" if held else "is to be held"
+    if held or job.state.active:  # one that ran may have been told to stay away
+        return True, "is to go on"
+    return False, "is neither held nor suspended by you"
+
+
+def _cancelled(
+    rundir: RunDir, status: Status, chosen: Sequence[JobStatus], keys: Sequence[str]
+) -> tuple[set[str], set[str]]:
+    """Cancel those of the chosen jobs that wait, and take back what waits for those that have ended; the
+    names of the jobs that are cancelled now, and of those for which something had waited."""
     names = {job.name for job in status.jobs}
     words = {word for key in keys for word in key.split(",")} - names
     by_number = sorted(word for word in words if re.fullmatch(r"[\d-]+", word))
@@ -57,11 +115,5 @@ def cancel(rundir: RunDir, keys: Sequence[str]) -> int:
         waiting = ", ".join(job.name for job in status.jobs if waits(job))
         accepted = f"names, as ids are given when an agent takes a job: {waiting}"
         raise ConfigError(where="cancel", got=repr(by_number[0]), accepted=accepted)
-    gone, kept = take_back(rundir, chosen)
-    for job in chosen:
-        what = "cancelled" if job.name in gone else f"is {job.state}, and no agent runs that could end it"
-        what = "stays as it is: what waited for it is taken back" if job.name in kept else what
-        say(f"job {job.id} ({job.name}): {what}", err=True)
-    for name in gone - {job.name for job in chosen}:
-        say(f"job {name}: cancelled: it waited for one of these", err=True)
-    return int(not (gone or kept))
+    mine = [job for job in chosen if waits(job) or job.state.final]
+    return take_back(rundir, mine) if mine else (set(), set())

@@ -163,18 +163,25 @@ def test_commands_without_an_agent(bench: Bench) -> None:
     first = bench("submit", "--name", "a", "--gpus", "1", "--parsable", "--", "sleep", "60")
     assert first.stdout == "1\n"
     assert bench("submit", "--name", "b", "--gpus", "1", "--parsable", "--", "true").stdout == "2\n"
+    assert bench("submit", "--name", "never", "--", "true").returncode == 0
+    assert bench("cancel", "never").returncode == 0
     agent = bench.start(*CPU)
-    bench.until(lambda: bench.states() == {"a": "RUNNING", "b": "COMPLETED"})
+    bench.until(lambda: bench.states() == {"a": "RUNNING", "b": "COMPLETED", "never": "CANCELLED"})
     agent.kill()
     agent.wait()
-    for words in (["cancel", "a"], ["drain"], ["wait"]):
+    for words in (["drain"], ["wait"]):
         assert bench(*words).returncode == 3, words
     assert bench("status", "-o", "%i").returncode == 3
-    assert bench("submit", "--name", "c", "--gpus", "1", "--parsable", "--", "true").stdout == "3\n"
+    assert bench("submit", "--name", "c", "--gpus", "1", "--parsable", "--", "true").stdout == "4\n"
+    # What is cancelled between two agents does not start again.
+    left = bench("cancel", "a")
+    assert left.returncode == 0 and "the next `hpcsched run --resume" in left.stderr
+    assert "a cancel of a waits" in bench("status").stderr
+    assert "a cancel waits" in bench("explain", "a").stdout
     agent = bench.start("--resume", *CPU, "--grace", "1")
-    bench.until(lambda: bench.states().get("c") == "COMPLETED")
-    assert bench("cancel", "a").returncode == 0
     assert agent.wait() == 0, agent.said
+    assert bench.states() == {"a": "CANCELLED", "b": "COMPLETED", "never": "CANCELLED", "c": "COMPLETED"}
+    assert bench.job("a")["attempt"] == 1
 
 
 def test_nobody_reading_standard_error_does_not_stop_the_run(bench: Bench) -> None:

@@ -147,14 +147,29 @@ def test_one_of_a_file_of_several_is_taken_back_alone(home: Path) -> None:
     assert hpcsched("cancel", "a").exit_code == 0 and names(home / "hpcsched-run") == ["b"]
 
 
-def test_what_is_no_waiting_job_is_not_cancelled_without_an_agent(home: Path) -> None:
-    folder = a_run(home / "mine", state="STOPPED", age_s=1e5, kind="none", jobs=(JobState.SUSPENDED,))
+def test_commands_on_jobs_of_a_stopped_run_are_left_to_the_next_agent(home: Path) -> None:
+    jobs = (JobState.SUSPENDED, JobState.PENDING, JobState.HELD, JobState.COMPLETED)
+    folder = a_run(home / "mine", state="STOPPED", age_s=1e5, kind="none", jobs=jobs)
+
+    def told(command: str, *words: str, code: int = 0) -> str:
+        done = hpcsched(command, "--dir", str(folder), *words)
+        assert done.return_value == code, done.stderr
+        return done.stderr
+
     assert hpcsched("submit", "--dir", str(folder), "--name", "new", "--", "true").exit_code == 0
+    said = told("cancel", "job-1,job-4,new")
+    assert "(job-1): is to be cancelled" in said and "(new): cancelled" in said
+    assert "(job-4): is COMPLETED already: nothing to cancel" in said
+    assert f"the next `hpcsched run --resume --dir {folder}` does it" in said
+    assert "is to be cancelled already" in told("cancel", "1", code=1)
+    assert "is to be cancelled already" in told("hold", "1", code=1)
+    assert "neither held" in told("release", "2", code=1)
+    assert "is to be held" in told("hold", "2") and "is held already" in told("hold", "2-3", code=1)
+    assert "is to go on" in told("release", "2-3")
+    left = [(c.command, c.targets) for _, c in Inbox.peek(RunDir(folder)) if c.command != "submit"]
+    assert left == [("cancel", [1]), ("hold", [2]), ("release", [2, 3])]
     shown = hpcsched("status", "--dir", str(folder))
-    assert "job-1" in shown.stdout and "(NoAgent)" in shown.stdout
-    done = hpcsched("cancel", "--dir", str(folder), "job-1")
-    assert done.return_value == 1 and "is SUSPENDED, and no agent runs that could end it" in done.stderr
-    assert names(folder) == ["new"]
+    assert "a cancel of job-1 waits" in shown.stderr and "a release of job-2, job-3 waits" in shown.stderr
 
 
 def test_waiting_for_them_would_be_for_ever(home: Path) -> None:
@@ -167,10 +182,12 @@ def test_waiting_for_them_would_be_for_ever(home: Path) -> None:
 
 def test_other_commands_say_that_no_agent_runs(home: Path) -> None:
     submit("a")
-    for command in ("hold", "suspend", "release"):
+    done = hpcsched("suspend", "a")
+    assert isinstance(done.exception, NoSuchRun)
+    assert str(done.exception).count("no agent runs") == 1 and "none has begun" not in str(done.exception)
+    for command in ("hold", "release"):
         done = hpcsched(command, "a")
-        assert isinstance(done.exception, NoSuchRun)
-        assert str(done.exception).count("no agent runs") == 1 and "none has begun" not in str(done.exception)
+        assert done.return_value == 1 and "waits for an agent: it can be cancelled" in done.stderr
 
 
 def test_a_submit_after_a_finished_run_waits_for_the_next_one(home: Path) -> None:

@@ -120,6 +120,21 @@ def test_cancelling_again_does_not_put_off_the_kill():
     assert driver.due("term", 1) == due
 
 
+def test_what_waited_for_an_agent_is_carried_out_before_anything_starts():
+    """Cancelled, held and released between two allocations; foreground and background."""
+    jobs = [a_job(name, "m", gpus=1) for name in ("x", "y", "z")] + [a_job("b", "m", background=True)]
+    driver = Driver(*jobs, gpus=1, profiles=PROFILES)
+    driver.runs("x")
+    driver.hold("z")
+    assert driver.start_agent(2, {1: 10}, reads_inbox=True) == []
+    for command, name in ((driver.cancel, "x"), (driver.hold, "y"), (driver.release, "z")):
+        assert command(name) == []
+    launches = driver.tell(ev.InboxRead)
+    assert [action.job_id for action in launches if isinstance(action, Launch)] == [3, 4]
+    assert driver.states() == ["CANCELLED", "HELD", "STARTING", "STARTING"]
+    assert driver.start_agent(2) != []  # the next one has nothing to read
+
+
 def test_a_cancel_frees_the_larger_lease_at_once():
     driver = promoting()
     actions = driver.tell(ev.JobsSubmitted, first_id=3, jobs=(a_job("third", "m"),))
