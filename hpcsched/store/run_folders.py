@@ -41,7 +41,7 @@ class _Command(msgspec.Struct):
     @property
     def work(self) -> bool:
         """Whether it has jobs run."""
-        return self.command == "retry" or any(job.name not in self.cancelled for job in self.jobs)
+        return not self.jobs or any(job.name not in self.cancelled for job in self.jobs)
 
 
 _NAME = re.compile(rf"{USUAL}(?:-(?P<number>[1-9][0-9]{{0,5}}))?")
