@@ -51,7 +51,7 @@ def _row(job: JobStatus) -> Sequence[str]:
         steps,
         clock(job.elapsed_s),
         "-" if job.eta_s is None else clock(job.eta_s),
-        job.detail or job.reason or "",
+        job.why,
     )
 
 

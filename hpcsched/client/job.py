@@ -104,8 +104,7 @@ class Job:
         if state == JobState.CANCELLED:
             raise CancelledError(f"job {self.name} was cancelled")
         if state != JobState.COMPLETED:
-            why = job.detail or job.reason or ""
-            raise JobFailed(self.name, state, exit=job.exit, detail=why, output=self.log(TAIL_BYTES))
+            raise JobFailed(self.name, state, exit=job.exit, detail=job.why, output=self.log(TAIL_BYTES))
         if found is None:
             return dict(job.metrics)
         if found.text:

@@ -193,6 +193,8 @@ def _as_status(job_id: int, spec: JobSpec, cancelled: bool, user: str) -> JobSta
         priority=spec.priority,
         array=spec.array.name if spec.array else "",
         array_index=spec.array.index if spec.array else None,
+        nodes=spec.nodes,
+        time_limit_s=spec.needs.time_s if spec.needs else None,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -17,7 +18,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
-from hpcsched.core.model import Ended, JobState, Progress
+from hpcsched.core.model import Device, Ended, JobState, Progress
 from hpcsched.core.nouns import SLOT
 from hpcsched.core.saving import how_suspended
 from hpcsched.errors import StoreError
@@ -25,6 +26,7 @@ from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_status
 from hpcsched.store.spare import SpareFile
 from hpcsched.store.status import (
+    NO_REASON,
     AgentStatus,
     CoresStatus,
     GpuStatus,
@@ -60,6 +62,7 @@ class SnapshotWriter:
         self._agent = AgentStatus(host=socket.gethostname(), pid=os.getpid())
         self._encoded: dict[int, msgspec.Raw] = {}
         self._outputs: dict[int, str] = {}
+        self._devices: dict[int, Mapping[int, Device]] = {}
         self._head: int | None = None
         self._draining = False
         self._encoder = msgspec.json.Encoder()
@@ -171,17 +174,15 @@ class SnapshotWriter:
             seen = None
         step = max(job.step, seen.step) if seen else job.step
         held = job.current.gpus if job.state.active else ()
-        hosts = {machine.ledger.devices[g].host for g in held if g in machine.ledger.devices}
-        hosts |= {seat.host for seat in job.current.seats if seat.host} if job.state.active else set()
         cores = cores_status(job)
         return JobStatus(
             id=job.id,
             name=job.spec.name,
             state=job.state,
-            reason=str(reason.why) if reason else None,
+            reason=str(reason.why) if reason else NO_REASON if job.state.final else None,
             role=str(job.role) if job.role and job.state.active else None,
             gpus=list(held),
-            hosts=sorted(hosts),
+            hosts=sorted(self._hosts(job)),
             step=step if seen or job.reports else None,
             steps=job.steps,
             elapsed_s=round(elapsed_s(job, now), 3),
@@ -205,10 +206,30 @@ class SnapshotWriter:
             array=job.spec.array.name if job.spec.array else "",
             array_index=job.spec.array.index if job.spec.array else None,
             priority=job.spec.priority,
+            nodes=job.spec.nodes,
+            time_limit_s=job.spec.needs.time_s if job.spec.needs else None,
             kept=list(machine.run.kept.get(job.id, ())),
             updated=list(machine.run.updated.get(job.id, ())),
             saves=self._saves(job, now) if job.spec.restart else "",
         )
+
+    def _hosts(self, job: Job) -> set[str]:
+        """The hosts of a job: where it runs; of one that is over where it ran last."""
+        if not job.attempts or not (job.state.active or job.state.final):
+            return set()
+        last, machine = job.current, self._machine
+        there: Mapping[int, Device] = machine.ledger.devices
+        if job.state.final:  # a later agent may have had other devices
+            life = bisect_right(machine.run.lives, last.start_s, key=lambda life: life.at) - 1
+            there = self._devices_of(life)
+        hosts = {there[gpu].host for gpu in last.gpus if gpu in there}
+        return hosts | {seat.host for seat in last.seats if seat.host}
+
+    def _devices_of(self, life: int) -> Mapping[int, Device]:
+        """The devices with which a life began, by number."""
+        if life not in self._devices:
+            self._devices[life] = {device.index: device for device in self._machine.leftover.devices[life]}
+        return self._devices[life]
 
     def _saves(self, job: Job, now: float) -> str:
         return how_suspended(job, now, self._machine.estimates.unsaved_s(job, now=now))

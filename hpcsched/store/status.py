@@ -152,9 +152,15 @@ class CoresStatus(msgspec.Struct, kw_only=True, frozen=True):
         return sum(self.servers) + sum(self.workers)
 
 
+NO_REASON = "None"
+"""The reason of a job that has ended and gives none, as Slurm has it."""
+
+
 class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     """A job.
 
+    `reason`: of one that has ended and gives none "None". `hosts`: of one that has ended, where it ran last.
+    `time_limit_s`: how long it may run over all its attempts, `nodes` the number of hosts that it asks for.
     `elapsed_s` counts the time on GPUs or CPU cores, not the time suspended; `eta_s` is the time left, in
     seconds. `resizes` are those in place. `cores` is for jobs on CPU cores only. `array`: the name of its
     array, `array_index` its number there. `kept`: the keys in which the job file last seen differs from the
@@ -195,6 +201,13 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
     updated: list[str] = []
     saves: str = ""
     priority: int = 0
+    nodes: int = 1
+    time_limit_s: float | None = None
+
+    @property
+    def why(self) -> str:
+        """Its reason in words; empty without one."""
+        return self.detail or ("" if self.reason in (None, NO_REASON) else str(self.reason))
 
 
 class Status(msgspec.Struct, kw_only=True):

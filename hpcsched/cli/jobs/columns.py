@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from hpcsched.cli.jobs import about_arrays, about_batches
@@ -16,7 +17,7 @@ from hpcsched.core.states import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError
 from hpcsched.printing import printables, said_cores
-from hpcsched.store.status import JobStatus
+from hpcsched.store.status import NO_REASON, GpuStatus, JobStatus
 
 FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%i": ("JOBID", lambda j: str(j.id)),
@@ -25,8 +26,11 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%t": ("ST", lambda j: j.state.code),
     "%T": ("STATE", lambda j: str(j.state)),
     "%M": ("TIME", lambda j: clock(j.elapsed_s)),
+    "%l": ("TIME_LIMIT", lambda j: "-" if j.time_limit_s is None else clock(j.time_limit_s)),
     "%L": ("LEFT", lambda j: "-" if j.eta_s is None else clock(j.eta_s)),
+    "%D": ("NODES", lambda j: str(len(j.hosts) or j.nodes)),
     "%b": ("GPUS", lambda j: gpus(j)),
+    "%U": ("UTIL", lambda j: used(j)),
     "%C": ("CPUS", lambda j: _of_budget(j)),
     "%m": ("MODEL", lambda j: j.model),
     "%p": ("ROLE", lambda j: j.role or "-"),
@@ -45,8 +49,8 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%R": ("NODELIST(REASON)", lambda j: where(j)),
 }
 DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
-LONG_FORMAT = "%i %j %u %T %M %L %b %p %s %a %S %z %R"
-_RIGHT = {"%i", "%M", "%L", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
+LONG_FORMAT = "%i %j %u %T %M %l %L %b %U %p %s %a %S %z %R"
+_RIGHT = {"%i", "%M", "%l", "%L", "%D", "%U", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
 
 
 def cores_held(job: JobStatus) -> str:
@@ -77,13 +81,24 @@ def shared_gpus(jobs: Iterable[JobStatus]) -> set[int]:
     return {gpu for gpu, holders in Counter(gpu for job in jobs for gpu in job.gpus).items() if holders > 1}
 
 
+def used(job: JobStatus, samples: Mapping[int, float] = MappingProxyType({})) -> str:
+    """How busy its GPUs are now, in the mean of those that are sampled, whoever else has them too."""
+    seen = [samples[gpu] for gpu in job.gpus if gpu in samples]
+    return f"{sum(seen) / len(seen):.0%}" if seen else "-"
+
+
+def samples_of(found: Iterable[GpuStatus]) -> dict[int, float]:
+    """The utilisation of GPUs (0 to 1) by number, where it is measured."""
+    return {gpu.index: gpu.utilisation for gpu in found if gpu.utilisation is not None}
+
+
 def steps(job: JobStatus) -> str:
     done = "-" if job.step is None else str(job.step)
     return done if job.steps is None else f"{done}/{job.steps}"
 
 
 def where(job: JobStatus) -> str:
-    reason = f"({job.reason})" if job.reason else ""
+    reason = f"({job.reason})" if job.reason and not (job.hosts and job.reason == NO_REASON) else ""
     return " ".join(filter(None, [",".join(job.hosts), reason])) if job.hosts else reason
 
 
@@ -94,6 +109,8 @@ _SORTED_BY: dict[str, Callable[[JobStatus], Any]] = {
     "%t": lambda j: list(JobState).index(j.state),
     "%T": lambda j: list(JobState).index(j.state),
     "%M": lambda j: j.elapsed_s,
+    "%l": lambda j: inf if j.time_limit_s is None else j.time_limit_s,
+    "%D": lambda j: len(j.hosts) or j.nodes,
     "%L": lambda j: inf if j.eta_s is None else j.eta_s,
     "%b": lambda j: len(j.gpus),
     "%s": lambda j: -1 if j.step is None else j.step,
@@ -147,15 +164,17 @@ def table(
     *,
     header: bool,
     shared: Container[int] = (),
+    samples: Mapping[int, float] = MappingProxyType({}),
     rows: Sequence[Row] | None = None,
     parsable: bool = False,
 ) -> str:
     """Columns for these jobs, of which some have `shared` GPUs; `rows`: the lines of arrays.
 
-    `parsable`: a vertical bar between columns, nothing cut.
+    `samples`: see `samples_of`. `parsable`: a vertical bar between columns, nothing cut.
     """
     keys = [column.key for column in columns]
-    texts = [partial(gpus, shared=shared) if key == "%b" else FIELDS[key][1] for key in keys]
+    of_run = {"%b": partial(gpus, shared=shared), "%U": partial(used, samples=samples)}
+    texts = [of_run.get(key) or FIELDS[key][1] for key in keys]
     if rows is None:
         cells = [[text(job) for job in jobs] for text in texts]
     else:

@@ -44,7 +44,7 @@ from hpcsched.durations import clock
 from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
 from hpcsched.store.run_folders import go_on, has_commands
 from hpcsched.store.rundir import RunDir, agent_works
-from hpcsched.store.status import CoresStatus, ShortDisk, read_run, read_status
+from hpcsched.store.status import NO_REASON, CoresStatus, ShortDisk, read_run, read_status
 
 
 @click.command()
@@ -100,7 +100,7 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
             "id": found.id,
             "name": found.spec.name,
             "state": found.state,
-            "reason": {"code": str(told.reason.why), "text": told.because} if told.reason else None,
+            "reason": _reason(found, told),
             "role": found.role,
             "gpus": list(found.current.gpus) if found.state.active else [],
             "processes": told.processes or None,
@@ -174,6 +174,12 @@ def explanation(rundir: RunDir, machine: Machine, job: Job) -> Explanation:
         following=[*_left_to_next(rundir, job), *what_is_next(machine, job)],
         plans=plans,
     )
+
+
+def _reason(job: Job, told: Explanation) -> dict[str, str] | None:
+    if told.reason:
+        return {"code": str(told.reason.why), "text": told.because}
+    return {"code": NO_REASON, "text": ""} if job.state.final else None
 
 
 def story_of(job: Job, noun: str) -> list[tuple[str, str]]:

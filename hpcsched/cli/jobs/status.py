@@ -31,6 +31,7 @@ from hpcsched.cli.jobs.columns import (
     aligned,
     columns_of,
     in_order,
+    samples_of,
     shared_gpus,
     table,
 )
@@ -65,7 +66,7 @@ from hpcsched.store.status import (
     metavar="FORMAT",
     help=f"Columns, like squeue's (help: all): {DEFAULT_FORMAT}",
 )
-@click.option("--long", "-l", "long_", is_flag=True, help="More columns: state, role, attempts, resizes.")
+@click.option("--long", "-l", "long_", is_flag=True, help="More columns: time limit, busy GPUs, attempts.")
 @click.option("--stats-only", is_flag=True, help="One line that counts the jobs by state.")
 @click.option("-r", "--array", is_flag=True, help="A line for each job of an array.")
 @click.option("--sort", "-S", metavar="KEYS", help="Order by columns, as squeue: -M,i (- turns it round).")
@@ -138,10 +139,9 @@ def status(
         chosen = in_order(chosen, sort)
     by_job = bool(wanted) or array or parsable or not any(job.array for job in chosen)
     rows = None if by_job else about_arrays.rows(chosen, found.jobs)
-    crowded = shared_gpus(found.jobs)
-    sys.stdout.write(
-        table(chosen, columns, header=not noheader, shared=crowded, rows=rows, parsable=parsable)
-    )
+    crowded, samples = shared_gpus(found.jobs), samples_of(found.gpus)
+    how = {"header": not noheader, "parsable": parsable}
+    sys.stdout.write(table(chosen, columns, shared=crowded, samples=samples, rows=rows, **how))
     if not (wanted or noheader or parsable):
         sys.stdout.write(printable(_finished(found) + _edited(found), lines=True))
     note(found)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
+from hpcsched.cli.jobs.columns import columns_of, samples_of, table
 from hpcsched.cli.jobs.status import silent_gpus
 from hpcsched.core import events as ev
+from hpcsched.core.needs import Needs
 from hpcsched.errors import NoSuchRun, StoreError
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import SnapshotWriter
-from hpcsched.store.status import Idle, MeasuredGpu, read_status
+from hpcsched.store.status import NO_REASON, GpuStatus, Idle, MeasuredGpu, read_status
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 PROFILES = (a_profile("m", [1, 2, 3, 2.5]), a_profile("wide", [1, 2, 3, 4, 5, 6]))
@@ -100,6 +104,33 @@ def test_what_a_reader_sees_of_a_job(rundir):
     assert (b.state, b.reason, b.gpus, b.step) == ("PENDING", "Resources", [], None)
     assert b.detail == "waits for GPUs: needs 6, 3 free"
     assert (c.reason, c.user, c.submit_s) == ("BeginTime", "me", 50.0)
+
+
+def test_a_job_that_is_over_keeps_the_hosts_it_ran_on_and_has_a_reason(rundir):
+    needs = Needs(time_s=5400.0)
+    watched = Watched(rundir, a_job("a", "m", needs=needs), a_job("b", "m", nodes=2, gpus=6), hosts=2)
+    watched.driver.runs("a")
+    watched.driver.exits("a", 0)
+    watched.driver.now += 1.0
+    there = [replace(device, host="other") for device in watched.driver.machine.ledger.devices.values()]
+    watched.driver.start_agent(0, devices=there)
+    a, b = watched.jobs().values()
+    assert (a.state, a.hosts, a.reason, a.why, a.gpus) == ("COMPLETED", ["n1"], NO_REASON, "", [])
+    shown = table([a, b], columns_of("%j %l %D %R"), header=False).splitlines()
+    assert [line.split()[:4] for line in shown] == [
+        ["a", "1:30:00", "1", "n1"],
+        ["b", "-", "2", f"({b.reason})"],
+    ]
+
+
+def test_how_busy_the_gpus_of_a_job_are(rundir):
+    watched = Watched(rundir, a_job("a", "m", gpus=3), a_job("b", "m", gpus=1))
+    seen = [
+        GpuStatus(index=i, host="n1", job=None, lane="", utilisation=u, memory_mib=None)
+        for i, u in enumerate((0.5, 0.9, None))
+    ]
+    text = table(list(watched.jobs().values()), columns_of("%j %U"), header=True, samples=samples_of(seen))
+    assert [line.split() for line in text.splitlines()] == [["NAME", "UTIL"], ["a", "70%"], ["b", "-"]]
 
 
 def test_the_reason_of_the_first_in_the_queue_moves_on(rundir):
