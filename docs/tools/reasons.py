@@ -164,8 +164,8 @@ GROUPS: dict[str, dict[Why, str]] = {
 """Group to its reasons, and what a user can do about each or where to read on; each reason stands in one."""
 
 _OPTIONAL = re.compile(r"(?<=[\w}%])\{\w+(?::[^}]*)?\}")
-_NAMES = {"gpu": "N", "gpus": "N"}
-"""Of facts beside which their name stands already."""
+_NAMES = {"gpu": "N", "gpus": "N", "code": "exit code CODE"}
+"""Of facts beside which their name stands already, and what else is clearer so."""
 _FACT = re.compile(r"\{(\w+)(?::[^}]*)?\}")
 
 

@@ -19,6 +19,7 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Forget, Resize
 from hpcsched.contract.state import State
 from hpcsched.contract.words import Held, Ready, refusal
+from hpcsched.core.exits import said_exit
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, LaunchError
 from hpcsched.launch.base import Workers, attempt_code
@@ -246,7 +247,7 @@ class WatchedAttempt:
         if code is not None:
             self.ended.append(resizing.joining)
             resizing.joining = None
-            self._fail(f"a joining rank ended with exit code {code}")
+            self._fail(f"a joining rank ended with {said_exit(code)}")
         elif resizing.joining.failed_early():
             self._fail("a joining rank failed")
 

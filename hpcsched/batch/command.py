@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpcsched.batch.base import COMMAND_TIMEOUT_S
+from hpcsched.core.exits import said_exit
 from hpcsched.errors import BatchError
 
 
@@ -25,7 +26,7 @@ class CommandOutput:
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         if lines:
             return lines[0]
-        return f"signal {-self.code}" if self.code < 0 else f"exit code {self.code}"
+        return said_exit(self.code)
 
 
 class RunCommand(Protocol):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from hpcsched.core.exits import said_exit
 from hpcsched.core.nouns import GPU, reworded
 
 
@@ -232,16 +233,16 @@ _WORDS = {
     Why.SUBMITTED: "submitted",
     Why.CANCELLED: "cancelled by the user",
     Why.DEPENDENCY_NEVER_SATISFIED: "cancelled: {after} did not complete",
-    Why.EXITED: "ended with exit code {code}{detail}",
+    Why.EXITED: "ended with {code}{detail}",
     Why.SAVED: "saved at step {step}{where} and left",
-    Why.NOT_SAVED: "left with exit code {code} and no newer checkpoint than the one{step} it had: "
+    Why.NOT_SAVED: "left with {code} and no newer checkpoint than the one{step} it had: "
     "{again}about {seconds:.0f} s of work lost{not_taken}",
-    Why.NEVER_SAVED: "left with exit code {code} and has no checkpoint: it begins once more, "
+    Why.NEVER_SAVED: "left with {code} and has no checkpoint: it begins once more, "
     "{again}about {seconds:.0f} s of work lost{not_taken}",
     Why.OTHER_COUNT: "goes on on {gpus} GPUs, as its job file says now, and began on {first}: its global "
     "batch is not the same any more",
-    Why.RETRY: "failed with exit code {code}; failure {failures} of {retries} allowed in a row, starts again",
-    Why.SAME_FAILURE: "ended twice in the same way within {after:.1f} s of its start, with exit code {code}: "
+    Why.RETRY: "failed with {code}; failure {failures} of {retries} allowed in a row, starts again",
+    Why.SAME_FAILURE: "ended twice in the same way within {after:.1f} s of its start, with {code}: "
     "{detail}; not repeated, `hpcsched retry {name}` runs it again",
     Why.RETRIED: "is run again {how}{because}",
     Why.UPDATED: "defined anew: {keys}",
@@ -310,6 +311,8 @@ class Reason:
             said["stopped"] = f"; training stood still for {_seconds(facts['stopped_s'])}"
         texts = [key for key in _OURS if key in facts and self.why is not Why.RETRIED]
         ours = {key: reworded(str(facts[key]), noun) for key in texts}
+        if "code" in facts:
+            ours["code"] = said_exit(facts["code"])
         text = words.format_map({**said, **facts, **ours})
         return _ONE.sub(r"1 \1", text) if f"1 {noun}s" in text else text
 

@@ -15,6 +15,7 @@ from typing import Any
 import hpcsched
 from hpcsched.contract import variables
 from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.core.exits import said_exit
 from hpcsched.core.model import JobSpec
 from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
@@ -104,11 +105,11 @@ class _Run(ProbeRun):
         except FileNotFoundError:
             if code == ConfigError.exit_code and said:
                 raise ProbeFailed(said[-1]) from None
-            raise ProbeFailed(f"it ended with exit code {code}{self.ends}", output=True) from None
+            raise ProbeFailed(f"it ended with {said_exit(code)}{self.ends}", output=True) from None
         for line in said:
             say(line)
         profile = LayerProfile.parse(answer["profile"], where=str(self.result))
         if code:
             done = f"batch {profile.most_samples}"
-            say(f"the measurement ended with exit code {code} after {done}; larger ones are missing")
+            say(f"the measurement ended with {said_exit(code)} after {done}; larger ones are missing")
         return profile

@@ -16,6 +16,7 @@ from typing import Any
 import hpcsched
 from hpcsched.contract import variables
 from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.core.exits import said_exit
 from hpcsched.core.model import JobSpec
 from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
@@ -180,10 +181,10 @@ class _Run(ProbeRun):
         if code > 128 and found.get("packs"):
             after = len(found["packs"][-1]["members"])
             self.say(
-                f"{self._who}: ended with exit code {code} after packs of {after}; larger ones are missing"
+                f"{self._who}: ended with {said_exit(code)} after packs of {after}; larger ones are missing"
             )
         elif code:
-            raise ProbeFailed(f"{self._who}: it ended with exit code {code}{self.ends}", output=True)
+            raise ProbeFailed(f"{self._who}: it ended with {said_exit(code)}{self.ends}", output=True)
         return found
 
     @property

@@ -17,6 +17,7 @@ from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.state import State
 from hpcsched.contract.words import Ready
+from hpcsched.core.exits import said_exit
 from hpcsched.core.model import Device, JobSpec, Restart
 from hpcsched.core.processes import shape_of
 from hpcsched.decoding import read_file, read_tail
@@ -239,7 +240,7 @@ class ScalingTrial:
         if code is None:
             self._no_costs(f"it had not left {self.settings.timeout_s:g} s after it was asked to save")
         else:
-            self._no_costs(f"it ended with exit code {code} when it was asked to save")
+            self._no_costs(f"it ended with {said_exit(code)} when it was asked to save")
         return None
 
     def _resume(self, saved: _Saved, rate: float) -> float | None:
@@ -304,7 +305,7 @@ class ScalingTrial:
                 self._memory_mib = used
 
     def _fail_ended(self, code: int | None, meter: RateMeter) -> None:
-        how = "one of its ranks failed" if code is None else f"it ended with exit code {code}"
+        how = "one of its ranks failed" if code is None else f"it ended with {said_exit(code)}"
         raise TrialFailed(
             f"on {self._on()}: {how} at step {meter.step}, before there was enough to measure"
             f" ({len(meter.windows)} of {meter.repeats} windows){self._last_words()}"

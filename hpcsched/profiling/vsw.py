@@ -18,6 +18,7 @@ from typing import Any
 import hpcsched
 from hpcsched.contract import variables
 from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.core.exits import said_exit
 from hpcsched.core.model import Device, JobSpec
 from hpcsched.decoding import decode
 from hpcsched.devices.base import Devices
@@ -169,12 +170,12 @@ class Measurement:
             if device.kind not in self._found:
                 if code == ConfigError.exit_code and run.said:
                     raise ProbeFailed(run.said[-1])
-                raise ProbeFailed(f"it ended with exit code {code}{run.ends}", output=True)
+                raise ProbeFailed(f"it ended with {said_exit(code)}{run.ends}", output=True)
             for line in run.said:
                 self._watch.say(line)
             if code:
                 last = self._found[device.kind].local_batches[-1]
-                why = f"ended with exit code {code}{run.ends}"
+                why = f"ended with {said_exit(code)}{run.ends}"
                 self._watch.say(f"the measurement {why}; what comes after local batch {last} is missing")
 
     def _sums(self) -> None:
@@ -187,7 +188,7 @@ class Measurement:
         try:
             with self._running(self._devices.inventory(), request, learn) as (run, code):
                 if self._line is None:
-                    raise ProbeFailed(f"it ended with exit code {code}{run.ends}", output=True)
+                    raise ProbeFailed(f"it ended with {said_exit(code)}{run.ends}", output=True)
         except (ProbeFailed, LaunchError) as error:
             self._watch.say(f"the all-reduce could not be measured: {error}")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcsched.cli.jobs import about_arrays, about_batches
 from hpcsched.cli.jobs.about_arrays import Row
+from hpcsched.core.exits import exit_pair
 from hpcsched.core.states import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError
@@ -38,7 +39,7 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
     "%S": ("SUSP", lambda j: str(j.suspensions)),
     "%z": ("RESIZED", lambda j: str(j.resizes)),
     "%a": ("ATTEMPT", lambda j: str(j.attempt)),
-    "%e": ("EXIT", lambda j: "-" if j.exit is None else str(j.exit)),
+    "%e": ("EXIT", lambda j: "-" if j.exit is None else exit_pair(j.exit)),
     "%B": ("BATCH", lambda j: about_batches.batch(j)),
     "%W": ("WORKERS", lambda j: _counts(j) or about_batches.workers(j)),
     "%Q": ("PRIORITY", lambda j: str(j.priority)),

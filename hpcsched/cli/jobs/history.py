@@ -20,6 +20,7 @@ from hpcsched.cli.common import (
     say,
     say_json,
 )
+from hpcsched.core.exits import exit_pair
 from hpcsched.core.model import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
@@ -109,7 +110,7 @@ def history(
                 job.name,
                 job.model,
                 job.state,
-                "-" if job.exit is None else exit_text(job.exit),
+                "-" if job.exit is None else exit_pair(job.exit),
                 started,
                 taken,
                 said_cores(cores[0]) if cores else str(job.gpus_max),
@@ -207,8 +208,3 @@ def _of_trials(trials: Sequence[TrialEntry]) -> Sequence[tuple[str, ...]]:
             )
         )
     return rows
-
-
-def exit_text(code: int) -> str:
-    """sacct's code:signal."""
-    return f"0:{code - 128}" if code > 128 else f"{code}:0"

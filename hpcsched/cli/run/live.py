@@ -12,6 +12,7 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.seats import Seat
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Kill, Launch, Pace, Resize, Suspend, Terminate
+from hpcsched.core.exits import said_exit
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.layout import said_seats
@@ -183,7 +184,7 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, noun: str, *, d
         detail += "; the same as before, so it is not repeated"
     if event.no_room:
         detail, again = f"{detail}: no room in {event.no_room}", _WAITS_FOR_ROOM
-    return f"ended with exit code {event.code}{detail}{again}"
+    return f"ended with {said_exit(event.code)}{detail}{again}"
 
 
 _WAITS_FOR_ROOM = "; waits for room, which does not count as a failure"

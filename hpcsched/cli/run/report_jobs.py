@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 from hpcsched.cli.jobs.explain import explanation, story_of
 from hpcsched.cli.run.last_words import last_lines
 from hpcsched.contract import files
+from hpcsched.core.exits import exit_pair
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Kind
@@ -95,7 +95,7 @@ class _Curves:
 
 def _detail(rundir: RunDir, machine: Machine, job: Job, output: Path | None, curves: _Curves) -> JobDetail:
     told = explanation(rundir, machine, job)
-    facts = [_program(job), *([("exit", said_exit(job.exit))] if job.exit is not None else [])]
+    facts = [_program(job), *([("exit", exit_pair(job.exit))] if job.exit is not None else [])]
     facts += [(what, text) for what, text in told.lines() if what != "because"]
     tail = [] if output is None else last_lines(output)
     if output is not None and not tail:
@@ -122,14 +122,6 @@ def _program(job: Job) -> tuple[str, str]:
         args = ", ".join(f"{name} = {json.dumps(value)}" for name, value in spec.args.items())
         return "trainer", f"{spec.trainer}" + (f" with {args}" if args else "")
     return "stand-in", f"for {spec.model}"
-
-
-def said_exit(code: int) -> str:
-    """An exit code; of those with which a shell, and hpcsched, tell a signal, with its name."""
-    with suppress(ValueError):
-        if code > 128:
-            return f"{code}, as after {signal.Signals(code - 128).name}"
-    return str(code)
 
 
 def _outputs(rundir: RunDir) -> Mapping[int, Path]:

@@ -10,6 +10,7 @@ from hpcsched.cli.run.live import stamp
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event, LaunchFailed, WorkersExited
+from hpcsched.core.exits import said_exit
 from hpcsched.core.machine import Machine
 from hpcsched.printing import printable
 from hpcsched.tuning import Search
@@ -43,7 +44,7 @@ class SearchDisplay:
         job = self._machine.run.jobs[event.job_id]
         if isinstance(event, WorkersExited) and event.code not in (0, SUSPENDED):
             detail = f": {event.detail}" if event.detail else ""
-            self.message(f"{job.spec.name} ended with exit code {event.code}{detail}")
+            self.message(f"{job.spec.name} ended with {said_exit(event.code)}{detail}")
         outcomes = self._trials.outcomes(self._machine)
         if outcomes[job.spec.name].state == "completed" and (looked := self._trials.missing(job.spec.name)):
             self.message(f"{job.spec.name} has no metric: {looked}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
+from hpcsched.core.exits import said_exit
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Handlers
 from hpcsched.core.model import SIGNALS, Ended, JobState
@@ -251,7 +252,7 @@ class Reports:
             self._endings.lost(job, None, why, counts=False)
         elif job.wanted or job.state is JobState.SUSPENDING:
             because = job.wanted.startswith(LOST)
-            why = job.wanted if because else f"exit code {event.code} while leaving"
+            why = job.wanted if because else f"{said_exit(event.code)} while leaving"
             self._endings.lost(job, job.saved_step, why, counts=job.wanted in ("", VOID))
         else:
             detail = "; ".join(filter(None, (event.detail, event.not_taken)))

@@ -151,5 +151,5 @@ def test_a_trainer_that_says_nothing_is_ended_at_the_deadline(here: Path) -> Non
 def test_what_was_measured_before_it_was_killed_is_kept(here: Path) -> None:
     done = layers(here, "mine:Killed")
     assert done.returncode == 0, done.stderr
-    assert "ended with exit code 137 after batch 4; larger ones are missing" in done.stderr
+    assert "ended with signal 9 (SIGKILL) after batch 4; larger ones are missing" in done.stderr
     assert done.stdout.startswith("Killed on one cpu, batch 4 of 1,2,4\n")

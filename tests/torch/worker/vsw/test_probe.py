@@ -491,7 +491,7 @@ def test_what_was_measured_before_it_failed_is_kept(probes: Probes) -> None:
     done = call("--trainer", "mine:Mine", "--devices", "cpu:1")
     assert done.exit_code == 0
     assert "note: a word\n" in done.stderr
-    assert "ended with exit code 137; " in done.stderr
+    assert "ended with signal 9 (SIGKILL); " in done.stderr
     assert "ends: Killed; what comes after local batch 16 is missing" in done.stderr
     assert written().local_batches == [8, 16]
 

@@ -374,7 +374,7 @@ def test_what_was_measured_before_the_kernel_killed_it_is_kept(probes: Probes) -
     probes.answer, probes.code = lambda asked: found(asked["packs"][:2]), 137
     done = call("jobs.toml", "--job", "a", "--counts", "1,2,4")
     assert done.exit_code == 0, done.stderr
-    assert "small: ended with exit code 137 after packs of 2; larger ones are missing\n" in done.stderr
+    assert "small: ended with signal 9 (SIGKILL) after packs of 2; larger ones are missing\n" in done.stderr
 
 
 def test_a_refusal_of_the_probe_is_one_line(probes: Probes, tmp_path: Path) -> None:

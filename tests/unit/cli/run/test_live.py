@@ -145,7 +145,7 @@ def test_what_a_dead_agent_and_a_drain_cost_is_told() -> None:
         "job 1 (a) is told to end (SIGTERM): it has not said that it can save",
         "job 2 (b) is asked to save; no checkpoint yet: 30 s of work is lost",
     ]
-    assert told(driver.exits("a", 143))[0].endswith("exit code 143; begins anew when the run goes on")
+    assert told(driver.exits("a", 143))[0].endswith("signal 15 (SIGTERM); begins anew when the run goes on")
     driver.now += 1.0
     assert told(driver.start_agent(2))[0].startswith("job 2 (b): attempt 1 was lost")
 

@@ -81,7 +81,7 @@ def test_what_was_not_saved_is_counted_and_told():
     job = run.job("a")
     assert (job.step, job.steps_repeated) == (40, 24)
     assert str(job.story[-1].reason) == (
-        "left with exit code 143 and no newer checkpoint than the one of step 40 it had: "
+        "left with signal 15 (SIGTERM) and no newer checkpoint than the one of step 40 it had: "
         "24 steps done again, about 60 s of work lost"
     )
 
@@ -92,7 +92,7 @@ def test_without_any_checkpoint_it_begins_once_more_and_says_so():
     run.suspend("a")
     run.exits("a", 143)
     assert str(run.job("a").story[-1].reason) == (
-        "left with exit code 143 and has no checkpoint: it begins once more, about 30 s of work lost"
+        "left with signal 15 (SIGTERM) and has no checkpoint: it begins once more, about 30 s of work lost"
     )
     (launch,) = run.resume("a")
     assert not launch.resume
