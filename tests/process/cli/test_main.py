@@ -136,7 +136,7 @@ def test_explain_tells_the_story_from_the_journal(hpcsched: Hpcsched, stopped_ru
         (("explain", "1", "--dir", "nowhere"), 3, "no run in"),
         (("status", "-j", "99"), 4, "no job '99'"),
         (("explain", "nobody"), 4, "no job 'nobody'"),
-        (("cancel", "2"), 3, "no agent runs"),
+        (("suspend", "2"), 3, "no agent runs"),
         (("drain",), 3, "no agent runs"),
         (("status", "--states", "X"), 2, "COMPLETED (CD)"),
         (("status", "-o", "%q"), 2, "%z RESIZED"),
