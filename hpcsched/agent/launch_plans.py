@@ -23,6 +23,7 @@ from hpcsched.core.model import Device, Kind, PythonEnvironment
 from hpcsched.core.needs import Needs
 from hpcsched.core.profile import Profile
 from hpcsched.errors import StoreError
+from hpcsched.jobfile.outputs import filled
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.plans import checkpoint_dir, plan_attempt
 from hpcsched.planning.jobs.costs import course_of
@@ -40,7 +41,8 @@ class Site:
     `stand_ins`: the devices are simulated, so every job runs as a stand-in of its profile. `layers` gives the
     layer profile of a model on a type of device, in its JSON form, where there is one. `checkpoints`: a
     directory for checkpoints, with a folder for each run and job; None: the job's folder in the run
-    directory. `environment`: the Python environment of jobs that name none.
+    directory. `environment`: the Python environment of jobs that name none. `arrays` gives the id of each
+    array's first job.
     """
 
     rundir: RunDir
@@ -51,6 +53,7 @@ class Site:
     checkpoints: Path | None = None
     environment: PythonEnvironment | None = None
     layers: FindLayers = lambda model, device: None
+    arrays: Callable[[], Mapping[str, int]] = dict
 
     def checkpoints_of(self, job_id: int) -> Path:
         """The folder of a job's checkpoints."""
@@ -73,22 +76,17 @@ def put_layers(job: Job, site: Site, device: str, folder: Path) -> None:
 
 
 def output_path(job: Job, site: Site, attempt: int, host: str) -> Path:
-    """The path of a job's output: its pattern, with sbatch's %j %x %N %u %%, and %a.
-
-    %a is the job's number in its array; of a job in none, the attempt. `host`: the (first) one it runs on.
-    """
+    """The path of a job's output: its pattern filled in, see `jobfile.outputs`; `host`: the (first) one."""
+    array = job.spec.array
     values = {
         "j": str(job.id),
+        "A": str(site.arrays().get(array.name, job.id) if array else job.id),
+        "a": str(array.index if array else attempt),
         "x": job.spec.name,
         "N": host,
         "u": site.user,
-        "a": str(job.spec.array.index if job.spec.array else attempt),
-        "%": "%",
     }
-    parts = job.spec.output.split("%%")
-    for key, value in values.items():
-        parts = [part.replace(f"%{key}", value) for part in parts]
-    return site.rundir.job(job.id) / "%".join(parts)
+    return site.rundir.job(job.id) / filled(job.spec.output, values)
 
 
 def launch_plan(

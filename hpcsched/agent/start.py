@@ -237,6 +237,7 @@ def run(
             checkpoints=request.checkpoints,
             environment=request.environment,
             layers=find_layers,
+            arrays=lambda: machine.run.arrays,
         )
         for line in put_unknown_jobs_aside(rundir, machine, site.checkpoints_of):
             say(line)

@@ -39,6 +39,8 @@ class Run:
         """Whether the agent has yet to carry out the commands that waited for it."""
         self.jobs: dict[int, Job] = {}
         self.by_name: dict[str, int] = {}
+        self.arrays: dict[str, int] = {}
+        """By array the id of its first job."""
         self.active: dict[int, Job] = {}
         self.running: list[Job] = []
         """The active jobs in the foreground of GPUs, by submission time and id."""
@@ -96,6 +98,8 @@ class Run:
     def add(self, job: Job) -> None:
         """Take a submitted job in."""
         self.jobs[job.id], self.by_name[job.spec.name] = job, job.id
+        if job.spec.array:
+            self.arrays.setdefault(job.spec.array.name, job.id)
         self.unfinished += 1
 
     def enter(self, job: Job) -> None:

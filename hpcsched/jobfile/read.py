@@ -24,6 +24,7 @@ from hpcsched.jobfile.container import container_of
 from hpcsched.jobfile.keys import ENVIRONMENTS, KINDS, NAME, SHARE, TIME, Job
 from hpcsched.jobfile.matrix import after_arrays, expanded
 from hpcsched.jobfile.needs import needs_of
+from hpcsched.jobfile.outputs import LETTERS, not_here
 from hpcsched.jobfile.restart import progress_pattern_of, restart_of
 
 _ACCEPTED = schema.options_of(Job)
@@ -164,6 +165,9 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
             refuse(key, words, f"{_ACCEPTED[key].words}, without NUL characters")
         if not is_utf8(words):
             refuse(key, words, f"{_ACCEPTED[key].words}, in UTF-8")
+    if word := not_here(job.output):
+        words = ", ".join(f"%{letter} ({means})" for letter, means in LETTERS.items())
+        schema.refuse(where, f"{place}.output", f"{word} in {job.output!r}", words)
     for variable in job.env:
         if not variable or "=" in variable or "\0" in variable:
             refuse("env", variable, "names of variables, without = and NUL")

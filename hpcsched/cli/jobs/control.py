@@ -183,7 +183,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
 @option("--steps", type=int, help="Total work in steps.")
 @option("--gpus", "-G", metavar="N", default="auto", help="GPUs: auto, a number, or MIN-MAX.")
 @option("--after", metavar="JOB", multiple=True, help="Start when this job has completed; can be repeated.")
-@option("--output", "-o", metavar="PATTERN", help="Output file, with %j %x %a %N %u.")
+@option("--output", "-o", metavar="PATTERN", help="Output file, with %j %A %a %x %N %u.")
 @option("--priority", type=int, metavar="N", help="A higher one goes first in line (0).")
 @option("--nice", type=int, is_flag=False, flag_value=100, metavar="[N]", help="As --priority -N (100).")
 @option("--retries", type=int, help="Failures in a row allowed (2).")
