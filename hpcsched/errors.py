@@ -42,9 +42,16 @@ class NoSuchRun(HpcschedError):
 
 
 class UnknownJob(HpcschedError):
-    """No job has this id or name."""
+    """No job has this id or name.
+
+    `name` is what was asked for; "" where other runs need not be looked through for it.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, *, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
 
 
 class LaunchError(HpcschedError):

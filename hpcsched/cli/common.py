@@ -23,6 +23,8 @@ from hpcsched.store.status import JobStatus, Status, is_abandoned
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from hpcsched.core.states import JobState
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 COMPLETED = 200
@@ -154,23 +156,45 @@ def goes_on(options: Mapping[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def hint_at_runs(ctx: click.Context, dir_: str | None) -> Iterator[None]:
-    """Names the user's living runs when there is none in the default directory, and none was named."""
+    """Where no directory was named, names other runs that may be meant: those of the user that live if there
+    is none here, an earlier one here that has begun, or that has the job."""
+    settings: config.Settings = ctx.obj
+    named = dir_ is not None or settings.values.get("dir") is not None
     try:
         yield
     except NoSuchRun as error:
-        settings: config.Settings = ctx.obj
-        if dir_ is not None or settings.values.get("dir") is not None:
-            raise
-        from hpcsched.store.status import my_runs
+        hint = "" if named else _living() or _begun()
+        raise NoSuchRun(f"{error}{hint}") if hint else error from None
+    except UnknownJob as error:
+        hint = "" if named or not error.name else _with_job(error.name)
+        raise UnknownJob(f"{error}{hint}") if hint else error from None
 
-        living = [run.dir for run in my_runs() if run.alive]
-        if not living:
-            raise
-        shown = ", ".join(living[:3]) + (f" and {len(living) - 3} more" if len(living) > 3 else "")
-        what = "your live run is" if len(living) == 1 else "your live runs are"
-        raise NoSuchRun(
-            f"{error}; {what} in {shown} (`hpcsched status --all` lists all, --dir chooses one)"
-        ) from None
+
+def _living() -> str:
+    from hpcsched.store.status import my_runs
+
+    living = [run.dir for run in my_runs() if run.alive]
+    if not living:
+        return ""
+    shown = ", ".join(living[:3]) + (f" and {len(living) - 3} more" if len(living) > 3 else "")
+    what = "your live run is" if len(living) == 1 else "your live runs are"
+    return f"; {what} in {shown} (`hpcsched status --all` lists all, --dir chooses one)"
+
+
+def _begun() -> str:
+    here = Path.cwd()
+    begun = [folder for folder in run_folders.all_of(here) if RunDir(folder).begun]
+    return f"; the last run that has begun here is that of --dir {begun[-1].name}" if begun else ""
+
+
+def _with_job(name: str) -> str:
+    from hpcsched.store.status import read_status
+
+    for folder in reversed(run_folders.all_of(Path.cwd())):
+        with contextlib.suppress(HpcschedError):
+            if any(name in (job.name, job.array) for job in read_status(RunDir(folder)).jobs):
+                return f"; an earlier run has one: --dir {folder.name}"
+    return ""
 
 
 def code_of(rundir: RunDir) -> int:
@@ -231,8 +255,14 @@ def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:
             chosen.update((j.id, j) for j in found)
         else:
             near = suggestion(key, [*by_name, *arrays])
-            raise UnknownJob(f"no job {key!r}{near}; `hpcsched status --states all` lists them")
+            raise UnknownJob(f"no job {key!r}{near}; `hpcsched status --states all` lists them", name=key)
     return list(chosen.values())
+
+
+def name_one(key: str, jobs: Mapping[str, JobState]) -> UnknownJob:
+    """The error of a command that wants one of these jobs: it names one that has failed, if there is one."""
+    example = next((name for name, state in jobs.items() if state.failed), next(iter(jobs)))
+    return UnknownJob(f"{key!r} are {len(jobs)} jobs: name one, such as {example}")
 
 
 def meant(status: Status, keys: Sequence[str]) -> list[JobStatus]:

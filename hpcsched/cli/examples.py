@@ -37,6 +37,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "metrics": (
         "hpcsched metrics train",
         "hpcsched metrics train -m val_loss -n 10",
+        "hpcsched metrics sweep --sort loss",
         "hpcsched metrics train --csv",
     ),
     "wait": ("hpcsched wait", "hpcsched wait train --timeout 3600"),

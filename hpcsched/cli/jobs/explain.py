@@ -17,6 +17,7 @@ from hpcsched.cli.common import (
     hint_at_runs,
     job_names,
     json_option,
+    name_one,
     plural,
     say,
     say_json,
@@ -65,25 +66,17 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
         rundir.require()
-    if job is not None and explained(rundir, job, as_json=as_json):
-        return 0
-    if not rundir.journal.exists():
-        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
-    machine = replay(rundir.journal, make_policy).machine
-    if job is None:
-        return _explain_run(machine, rundir, as_json=as_json)
-    found = machine.run.job_of(job)
-    if found is None:
-        array = [
-            one.spec.name
-            for one in machine.run.jobs.values()
-            if one.spec.array and one.spec.array.name == job
-        ]
-        if array:
-            raise UnknownJob(
-                f"{job!r} is an array of {plural(len(array), 'job')}: name one, such as {array[0]}"
-            )
-        raise UnknownJob(f"no job {job!r}; `hpcsched status --states all` lists them")
+        if job is not None and explained(rundir, job, as_json=as_json):
+            return 0
+        begun = rundir.journal.exists()
+        if job is None and not begun:
+            raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+        machine = replay(rundir.journal, make_policy).machine if begun else Machine(make_policy)
+        if job is None:
+            return _explain_run(machine, rundir, as_json=as_json)
+        found = machine.run.job_of(job)
+        if found is None:
+            raise _no_one_job(machine, job)
     told, noun = explanation(rundir, machine, found), machine.ledger.noun
     if as_json:
         story = [
@@ -212,6 +205,14 @@ def _short_disks(rundir: RunDir) -> list[ShortDisk]:
         run = read_run(rundir)
         return run.short_disks if run.alive else []
     return []
+
+
+def _no_one_job(machine: Machine, key: str) -> UnknownJob:
+    jobs = machine.run.jobs.values()
+    array = {job.spec.name: job.state for job in jobs if job.spec.array and job.spec.array.name == key}
+    if array:
+        return name_one(key, array)
+    return UnknownJob(f"no job {key!r}; `hpcsched status --states all` lists them", name=key)
 
 
 def _explain_run(machine: Machine, rundir: RunDir, *, as_json: bool) -> int:

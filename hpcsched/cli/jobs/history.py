@@ -14,6 +14,7 @@ from hpcsched.cli.common import (
     database_path,
     dir_option,
     find_run,
+    hint_at_runs,
     json_option,
     option,
     plural,
@@ -75,7 +76,8 @@ def history(
         rundir = find_run(ctx, dir_)
         record = rundir.read_record()
         if record is None:
-            raise NoSuchRun(f"no run has begun in {rundir.root}; name one with --dir, or --all for all runs")
+            with hint_at_runs(ctx, dir_):
+                raise NoSuchRun(f"no run has begun in {rundir.root}; --all shows all runs")
         run_id = record.id
         _tell_of_unfinished(rundir)
     if trials:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, job_names, select
+from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, job_names, name_one, select
 from hpcsched.client.waiting import read_all
 from hpcsched.decoding import opened
-from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, UnknownJob
+from hpcsched.errors import BadInput, HpcschedError, NoSuchRun
 from hpcsched.printing import OutputText
 from hpcsched.store.run_folders import go_on
 from hpcsched.store.status import read_status
@@ -37,7 +37,7 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
     with hint_at_runs(ctx, dir_):
         several = select(read_all(rundir), [job])
     if len(several) > 1:
-        raise UnknownJob(f"{job!r} are {len(several)} jobs: name one, such as {several[0].name}")
+        raise name_one(job, {one.name: one.state for one in several})
     found = several[0]
     if not found.output:
         if not follow:

@@ -1,45 +1,53 @@
-"""`hpcsched metrics JOB`: what a job has logged by step."""
+"""`hpcsched metrics`: what a job has logged by step, or several have logged last."""
 
 from __future__ import annotations
 
 import csv
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from hpcsched.cli.common import dir_option, find_run, hint_at_runs, job_names, json_option, say, select
+from hpcsched.cli.common import dir_option, find_run, hint_at_runs, job_names, json_option, select
+from hpcsched.cli.jobs import metrics_of_jobs
+from hpcsched.cli.jobs.metric_tables import said_value, show
 from hpcsched.client.waiting import read_all
 from hpcsched.contract import files
-from hpcsched.errors import ConfigError, HpcschedError, UnknownJob
+from hpcsched.errors import ConfigError, HpcschedError
 
 if TYPE_CHECKING:
     from hpcsched.contract.metrics import Point
 
 
 @click.command()
-@click.argument("job", shell_complete=job_names)
+@click.argument("jobs", nargs=-1, shell_complete=job_names)
 @dir_option
 @click.option("-m", "--metric", "wanted", metavar="NAME", multiple=True, help="These only; repeatable.")
 @click.option(
     "-n", "--lines", type=click.IntRange(min=1), help="The last N lines; of --csv and --json points."
+)
+@click.option(
+    "--sort", "-S", metavar="NAME", help="Order jobs by a metric: loss, -accuracy (- turns it round)."
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV, all metrics, with times.")
 @json_option
 @click.pass_context
 def metrics(
     ctx: click.Context,
-    job: str,
+    jobs: Sequence[str],
     dir_: str | None,
     wanted: Sequence[str],
     lines: int | None,
+    sort: str | None,
     as_csv: bool,
     as_json: bool,
 ) -> None:
-    """Print what JOB (id or name) has logged by step: loss, learning rate, evaluations.
+    """Print what a job has logged by step: loss, learning rate, evaluations.
+
+    Of several JOBS (ids, names, 3-7; default: all) it prints a line for each, with its last values, and with
+    what it has told at its end.
 
     Of steps that were done again after a crash only what was logged last. A terminal shows as many metrics as
     fit; CSV and JSON have all, with `t` in Unix seconds. Exit code 4: there is no such job.
@@ -50,10 +58,16 @@ def metrics(
         raise click.UsageError("--csv or --json, not both", ctx)
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
-        several = select(read_all(rundir), [job])
-    if len(several) > 1:
-        raise UnknownJob(f"{job!r} are {len(several)} jobs: name one, such as {several[0].name}")
-    (found,) = several
+        status = read_all(rundir)
+        chosen = select(status, jobs) if jobs else status.jobs
+    if not jobs or len(chosen) > 1:
+        if lines is not None:
+            raise click.UsageError("--lines is for one job", ctx)
+        metrics_of_jobs.tell(rundir, chosen, wanted=wanted, sort=sort, as_csv=as_csv, as_json=as_json)
+        return
+    if sort is not None:
+        raise click.UsageError("--sort is for several jobs", ctx)
+    (found,) = chosen
     points = read_points(rundir.job(found.id) / files.METRICS)
     if not points:
         raise HpcschedError(f"job {found.id} ({found.name}) has logged no metrics: it is {found.state}")
@@ -92,21 +106,5 @@ def _show(points: Sequence[Point], names: Sequence[str], last: int = 0) -> None:
             rows.append((point.step, {}))
         rows[-1][1].update(_of(point, names))
     rows = rows[-last:]
-    columns = [["STEP", *(str(step) for step, _ in rows)]]
-    columns += [[name, *(_text(values, name) for _, values in rows)] for name in names]
-    widths = [max(map(len, column)) for column in columns]
-    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sum(widths) + 2 * len(widths)
-    shown = len(columns)
-    while shown > 2 and sum(widths[:shown]) + 2 * (shown - 1) > room:
-        shown -= 1
-    for cells in zip(*columns[:shown], strict=True):
-        say("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=False)).rstrip())
-    if left := names[shown - 1 :]:
-        say(f"no room for {', '.join(left)}: --metric NAME, --csv or --json has them", err=True)
-
-
-def _text(values: dict[str, float | None], name: str) -> str:
-    if name not in values:
-        return ""
-    value = values[name]
-    return "nan" if value is None else f"{value:.5g}"
+    metrics = [[name, *(said_value(values, name) for _, values in rows)] for name in names]
+    show([["STEP", *(str(step) for step, _ in rows)]], metrics)

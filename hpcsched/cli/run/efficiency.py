@@ -64,8 +64,8 @@ def efficiency(
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
         rundir.require()
-    if not rundir.begun:
-        raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+        if not rundir.begun:
+            raise NoSuchRun(f"the run in {rundir.root} has not started yet")
     machine = replay(rundir.journal, make_policy).machine
     chosen = {job.id for job in select(read_status(rundir), jobs)} if jobs else None
     together, each = efficiency_of(machine, job_use.read(rundir.job_use), chosen)

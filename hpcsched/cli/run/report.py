@@ -84,6 +84,8 @@ def report(
         try:
             with hint_at_runs(ctx, runs[0] if runs else dir_):
                 rundir.require()
+                if not (rundir.begun or serve):
+                    raise NoSuchRun(f"the run in {rundir.root} has not started yet")
         except NoSuchRun as error:
             if not serve or not rundir.root.parent.is_dir():
                 raise

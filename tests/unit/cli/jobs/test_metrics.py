@@ -6,7 +6,9 @@ import csv
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
+from click import UsageError
 from click.testing import CliRunner, Result
 from rundirs import a_home, a_run
 
@@ -16,6 +18,7 @@ from hpcsched.contract import files
 from hpcsched.contract.metrics import Point
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.store.rundir import RunDir
+from hpcsched.store.status import read_status
 
 LOGGED = (
     Point(10, 1.5, 1, {"loss": 2.0, "lr": 0.1}),
@@ -73,8 +76,37 @@ def test_csv_has_a_row_for_each_point_and_json_the_same() -> None:
     ]
 
 
+def test_of_several_jobs_each_has_a_line_with_what_it_has_told_last(tmp_path: Path) -> None:
+    rundir = RunDir(Path("hpcsched-run").absolute())
+    page = read_status(rundir)
+    page.jobs[1].metrics = {"loss": 0.5}
+    rundir.status.write_bytes(msgspec.json.encode(page))
+    path = rundir.job(3) / files.METRICS
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"".join(Point(n, 1.0, 1, {"loss": 3.0 / n, "acc": 0.5}).encode() for n in (1, 2)))
+    header, *rows = [line.split() for line in hpcsched("--sort", "loss").stdout.splitlines()]
+    assert header == ["JOBID", "NAME", "ST", "STEP", "loss", "lr", "val,", "loss", "acc"]
+    assert [(row[0], row[4]) for row in rows] == [("2", "0.5"), ("3", "1.5"), ("1", "nan")]
+    assert [line.split()[0] for line in hpcsched("--sort", "-loss").stdout.splitlines()[1:]] == [
+        "3",
+        "2",
+        "1",
+    ]
+    table = csv.DictReader(hpcsched("2-3", "--csv").stdout.splitlines())
+    assert [(row["name"], row["loss"], row["acc"]) for row in table] == [
+        ("job-2", "0.5", ""),
+        ("job-3", "1.5", "0.5"),
+    ]
+    page = json.loads(hpcsched("1,3", "-m", "loss", "--json").stdout)
+    assert [(job["id"], job["metrics"]) for job in page["jobs"]] == [(1, {"loss": None}), (3, {"loss": 1.5})]
+    assert "--sort: 'x'; accepted: loss" in str(hpcsched("--sort", "x").exception)
+    for wrong in (["1", "--sort", "loss"], ["-n", "2"]):
+        assert isinstance(hpcsched(*wrong).exception, UsageError)
+
+
 def test_what_is_not_there_is_said() -> None:
     assert "job 2 (job-2) has logged no metrics: it is RUNNING" in str(hpcsched("2").exception)
     wrong = hpcsched("1", "-m", "accuracy").exception
     assert isinstance(wrong, ConfigError) and "accepted: loss, lr, val, loss" in str(wrong)
     assert isinstance(hpcsched("9").exception, HpcschedError)
+    assert "none of these jobs" in str(hpcsched("2-3").exception)

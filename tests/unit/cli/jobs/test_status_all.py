@@ -20,8 +20,9 @@ from hpcsched.cli.jobs import batch_job_status
 from hpcsched.cli.jobs.columns import FIELDS
 from hpcsched.cli.main import cli
 from hpcsched.core.model import JobState
-from hpcsched.errors import NoSuchRun
+from hpcsched.errors import NoSuchRun, UnknownJob
 from hpcsched.store import registry
+from hpcsched.store.rundir import RunDir
 
 HERE = os.uname().nodename
 
@@ -166,6 +167,23 @@ def test_without_a_run_here_the_living_ones_are_named(home: Path) -> None:
     assert f"your live run is in {home / 'alive'}" in str(done.exception)
     assert "hpcsched status --all" in str(done.exception) and "\n" not in str(done.exception)
     assert "live run" not in str(status("--dir", "nowhere").exception)
+
+
+def test_where_a_job_is_of_an_earlier_run_that_is_named(home: Path) -> None:
+    def said(*words: str) -> str:
+        done = CliRunner().invoke(cli, list(words), standalone_mode=False)
+        assert isinstance(done.exception, (UnknownJob, NoSuchRun))
+        return str(done.exception)
+
+    first = a_run(home / "hpcsched-run", state="FINISHED", jobs=(JobState.COMPLETED,) * 3)
+    RunDir(first).journal.write_text("\n")
+    submitted = CliRunner().invoke(cli, ["submit", "--name", "later", "true"], standalone_mode=False)
+    assert submitted.return_value == 0 and (home / "hpcsched-run-2").is_dir()
+    for command in ("logs", "metrics", "status", "explain"):
+        assert said(command, "job-3").endswith("an earlier run has one: --dir hpcsched-run"), command
+    for command in ("history", "efficiency", "report"):
+        assert said(command).endswith("has begun here is that of --dir hpcsched-run"), command
+    assert "earlier" not in said("logs", "nosuch") + said("--dir", "hpcsched-run-2", "logs", "job-3")
 
 
 def test_the_registry_is_private_and_forgets_what_is_gone(home: Path) -> None:
