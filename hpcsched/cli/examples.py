@@ -14,7 +14,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "submit": (
         "hpcsched submit jobs.toml",
         "hpcsched submit --gpus 2 -- python train.py --lr 1e-3",
+        "hpcsched submit --time 2h --mem 16G -c 4 --chdir run1 -- python train.py",
         "hpcsched submit --array 0-15%4 -- python train.py --fold {index}",
+        "hpcsched submit --trainer mymodels:Net --args lr=0.1 --steps 2000",
         "hpcsched submit --after train -- python test.py",
     ),
     "status": (

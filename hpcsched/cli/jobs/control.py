@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ from hpcsched.agent.inbox import USERS_SIGNALS, Answer, Command, send
 from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, meant, option, say, select
 from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.directives import WithDirectives
-from hpcsched.cli.jobs.given_jobs import exported, of_command, sweep_options
+from hpcsched.cli.jobs.given_jobs import check_programs, exported, of_command, sweep_options
+from hpcsched.cli.jobs.key_options import key_options, naming_the_option
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.client import waiting
 from hpcsched.client.requests import ask, leave, names_in, wait_for, what_begins
@@ -195,6 +197,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
     help="Processes on each host: auto, per-gpu (one for each GPU), or a number.",
 )
 @click.option("--one-process", is_flag=True, hidden=True, help="The same as --processes 1.")
+@key_options
 @click.option("--update", is_flag=True, help="Apply changes to jobs that the run has; failed jobs run again.")
 @click.option("--parsable", is_flag=True, help="Print the ids only.")
 @sweep_options
@@ -216,6 +219,7 @@ def submit(
     export: tuple[str, ...],
     processes: str,
     one_process: bool,
+    keys: dict[str, Any],
     update: bool,
     parsable: bool,
     each: tuple[str, ...],
@@ -225,6 +229,8 @@ def submit(
 ) -> int:
     """Put jobs into a run: `submit JOBS.toml`, or `submit [options] -- COMMAND...`; prints their ids.
 
+    In the place of a COMMAND: `--trainer mymodels:Net --args lr=0.1`.
+
     Jobs have the environment of the run, not of this command; see --export. Options may stand in lines
     `#HPCSCHED --gpus 2` at the top of a script that is the command.
 
@@ -233,38 +239,52 @@ def submit(
     """
     rundir = find_run(ctx, dir_, begins=not update)
     living, taken, arrays = names_in(rundir)
-    if len(words) == 1 and words[0].endswith(".toml"):
+    file = len(words) == 1 and words[0].endswith(".toml")
+    if file:
         _of_commands_only(ctx)
         path = Path(words[0])
         user = user_name()
         jobs = jobfile.load(path, workdir=Path.cwd(), user=user, known=taken, arrays=arrays, again=True).jobs
-    elif words:
+    elif words or "trainer" in keys:
+        if words and "trainer" in keys:
+            raise click.UsageError("a COMMAND and --trainer are two jobs: give one")
+        if words and "workdir" in keys and "/" in words[0]:  # it is here, as sbatch's script is
+            words = (os.path.abspath(words[0]), *words[1:])  # noqa: PTH100
         if nice is not None:
             priority = (priority or 0) - nice
         optional = {"model": model, "steps": steps, "output": output, "priority": priority}
         optional |= {"retries": retries}
-        keys: dict[str, Any] = {key: value for key, value in optional.items() if value is not None}
+        keys |= {key: value for key, value in optional.items() if value is not None}
         waits_for = [name for key in after for name in arrays.get(key, [key])]
         keys |= {"gpus": _gpus(gpus), "after": waits_for, "env": exported(export)}
         keys["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
-        jobs = of_command(
-            words,
-            keys,
-            each=each,
-            array=array,
-            at_once=at_once,
-            where="submit",
-            name=name,
-            taken=taken,
-            arrays=arrays,
-            numbered=True,
-            again=update,
-        )
+        with naming_the_option(ctx):
+            jobs = of_command(
+                words,
+                keys,
+                each=each,
+                array=array,
+                at_once=at_once,
+                where="submit",
+                name=name,
+                taken=taken,
+                arrays=arrays,
+                numbered=True,
+                again=update,
+            )
     else:
         raise click.UsageError("name a job file (JOBS.toml), or a command after --")
     jobs = tuple(filled_in(jobs, environment if was_said(ctx) else None))
-    record = rundir.read_record() if living else None
-    doubts = list(check_here(jobs, here=record is not None and record.host == socket.gethostname()))
+    record = rundir.read_record()
+    here = living and record is not None and record.host == socket.gethostname()
+    doubts = list(check_here(jobs, here=here))
+    if not file and environment is None and not (record and record.environment):
+        try:
+            check_programs(jobs)
+        except ConfigError as error:
+            if not living or here:
+                raise
+            doubts.append(f"{error.where}: {error.got}")
     command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
     answer = ask(rundir, command) if living else leave(rundir, command, taken)
     if not living and command.jobs:
@@ -293,7 +313,7 @@ def _of_commands_only(ctx: click.Context) -> None:
     for parameter in ctx.command.params:
         said = ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
         if said and parameter.name not in beside:
-            raise click.UsageError(f"{parameter.opts[0]} goes with a command: a job file says that itself")
+            raise click.UsageError(f"{parameter.opts[0]} is not for a job file, which says that itself")
 
 
 def _gpus(text: str) -> str | int | dict[str, int]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,9 +57,42 @@ def is_job_file(words: Sequence[str], *, elsewhere: bool = False) -> bool:
     if stat.S_ISREG(about.st_mode) and os.access(words[0], os.X_OK):
         return False
     if words[0].endswith((".py", ".sh")):
-        accepted = f"chmod +x {words[0]}, or `{'python' if words[0].endswith('.py') else 'sh'} {words[0]}`"
-        raise ConfigError(where=repr(words[0]), got="a program that is not executable", accepted=accepted)
+        raise _not_executable(words[0])
     return True
+
+
+def _not_executable(program: str) -> ConfigError:
+    reader = {".py": "python", ".sh": "sh"}.get(Path(program).suffix)
+    accepted = f"chmod +x {program}" + (f", or `{reader} {program}`" if reader else "")
+    return ConfigError(where=repr(program), got="a program that is not executable", accepted=accepted)
+
+
+def check_programs(specs: Iterable[JobSpec]) -> None:
+    """Refuse commands whose program or folder is not on this host, for this PATH. Raises ConfigError.
+
+    Not asked are jobs with an environment or a container, which have programs of their own, and those that
+    wait for others, which may make them.
+    """
+    asked = {
+        (spec.command[0], spec.workdir or "", spec.env.get("PATH"))
+        for spec in specs
+        if spec.command and not (spec.environment or spec.container or spec.after)
+    }
+    for program, workdir, path in sorted(asked, key=str):
+        if not os.path.isdir(workdir):  # noqa: PTH112 - whatever the name is
+            raise ConfigError(where=repr(workdir), got="no such folder", accepted="the folder to run in")
+        here = os.path.join(workdir, program)  # noqa: PTH118
+        if not shutil.which(here if "/" in program else program, path=path):
+            raise _not_found(program, there=os.path.isfile(here))  # noqa: PTH113
+
+
+def _not_found(program: str, *, there: bool) -> ConfigError:
+    if there and "/" in program:
+        return _not_executable(program)
+    got, accepted = "no such program", "a program in this PATH, or the path of one"
+    if there:
+        got, accepted = "not in this PATH", f"./{program} for that in the folder, or one in this PATH"
+    return ConfigError(where=repr(program), got=got, accepted=accepted)
 
 
 def of_command(
@@ -75,13 +109,15 @@ def of_command(
     numbered: bool = False,
     again: bool = False,
 ) -> tuple[JobSpec, ...]:
-    """The jobs of a command with these keys of a job file.
+    """The jobs of a command with these keys of a job file; without words one of them is `trainer`.
 
     `taken` are the names of jobs that the run has, `arrays` those of its arrays. Without a `name` it is the
     program's; `numbered`: with the first number that makes it new. `again`: a job may have the name of one
     there is. Raises ConfigError.
     """
-    values = _values(each)
+    trainer = str(keys.get("trainer", "")).rpartition(":")[2]
+    # A program is given texts, as they were written, a trainer numbers.
+    values = _values(each, texts=not trainer)
     if array is not None and values:
         raise click.UsageError("--each and --array are two ways to make many jobs: give one")
     if at_once is not None and not values and array is None:
@@ -91,15 +127,15 @@ def of_command(
         raise ConfigError(
             where="--name", got=f"{name}: the run has an array of this name", accepted="another"
         )
-    base = names.fit(program_name(words))
+    base = names.fit(program_name(words) if words else trainer)
     stems = names.numbered(base, both) if numbered else [base]
     for stem in [name] if name else stems:
-        job: dict[str, Any] = {"name": stem, **keys, "command": list(words)}
+        job: dict[str, Any] = {"name": stem, **keys, **({"command": list(words)} if words else {})}
         if values:
             job |= {"matrix": values, **({"at_once": at_once} if at_once else {})}
         jobs = [job] if array is None else _array(job, array, at_once)
         table = {"schema": 1, "job": jobs}
-        place = f"{where} -- {shlex.join(words)}"
+        place = f"{where} -- {shlex.join(words)}" if words else where
         found = jobfile.parse(
             table, where=place, workdir=Path.cwd(), user=user_name(), known=taken, again=again or not name
         ).jobs
@@ -120,7 +156,29 @@ def exported(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _values(each: Sequence[str]) -> dict[str, Any]:
+def trainer_arguments(text: str) -> dict[str, Any]:
+    """The arguments in {"a": 1} or a=1,b=x; values that are not JSON are text. Raises ConfigError."""
+    if not text.lstrip().startswith("{"):
+        pairs = [part.partition("=") for part in text.split(",")]
+        if all(key.strip() and equals for key, equals, _ in pairs):
+            return {key.strip(): _json_or_text(value.strip()) for key, _, value in pairs}
+    else:
+        found = _json_or_text(text)
+        if isinstance(found, dict):
+            return found
+    raise ConfigError(
+        where="--args", got=repr(text), accepted='such as {"width": 0.5} or width=0.5,classes=10'
+    )
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _values(each: Sequence[str], *, texts: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in each:
         key, equals, given = text.partition("=")
@@ -134,7 +192,15 @@ def _values(each: Sequence[str]) -> dict[str, Any]:
                 where="--each", got=f"{text!r}: an empty value", accepted="a value between commas"
             )
         found[key] = [one for value in values for one in _range(value)]
+        if not texts:
+            found[key] = [_number(value) for value in found[key]]
     return found
+
+
+def _number(value: Any) -> Any:
+    """The number, true or false that a text is; else the text."""
+    found = _json_or_text(value) if isinstance(value, str) else value
+    return found if isinstance(found, (int, float)) else value
 
 
 def _range(value: str) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcsched.cli.common import Number, json_option, option, say
+from hpcsched.cli.jobs.given_jobs import trainer_arguments
 from hpcsched.cli.run.environments import environment_options, filled_in
 from hpcsched.errors import ConfigError
 
@@ -114,28 +115,6 @@ def _job(target: str, arguments: Sequence[str], model: str | None) -> JobSpec:
         raise ConfigError(where="TARGET", got=repr(target), accepted=accepted)
     table = {"name": "profiled", "model": model or name, "trainer": target, "args": args}
     return jobfile.parse({"schema": 1, "job": [table]}, where="profile layers", workdir=Path.cwd()).jobs[0]
-
-
-def trainer_arguments(text: str) -> dict[str, Any]:
-    """The arguments in {"a": 1} or a=1,b=x; values that are not JSON are text."""
-    if not text.lstrip().startswith("{"):
-        pairs = [part.partition("=") for part in text.split(",")]
-        if all(key.strip() and equals for key, equals, _ in pairs):
-            return {key.strip(): _value(value.strip()) for key, _, value in pairs}
-    else:
-        found = _value(text)
-        if isinstance(found, dict):
-            return found
-    raise ConfigError(
-        where="--args", got=repr(text), accepted='such as {"width": 0.5} or width=0.5,classes=10'
-    )
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _batches(text: str | None) -> tuple[int, ...]:

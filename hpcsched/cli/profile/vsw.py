@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcsched.cli.common import Number, needs_place, option, say
-from hpcsched.cli.profile.layers import trainer_arguments
+from hpcsched.cli.jobs.given_jobs import trainer_arguments
 from hpcsched.cli.profile.packing import jobs_with_trainers
 from hpcsched.cli.run.environments import environment_options, filled_in
 from hpcsched.errors import ConfigError

@@ -29,7 +29,7 @@ from hpcsched.cli.common import (
     warm_processes,
 )
 from hpcsched.cli.jobs.directives import directives
-from hpcsched.cli.jobs.given_jobs import is_job_file, of_command, sweep_options
+from hpcsched.cli.jobs.given_jobs import check_programs, is_job_file, of_command, sweep_options
 from hpcsched.cli.option_groups import GroupedOptions
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.environments import environment_options, was_said
@@ -160,6 +160,9 @@ def run(
         taken=[] if resume else waiting_names(rundir),
         numbered=not resume,
     )
+    record = rundir.read_record() if resume else None
+    if options["environment"] is None and not (record and record.environment):
+        check_programs(made)
     return conduct(ctx, jobs=None, made=made, **options)
 
 

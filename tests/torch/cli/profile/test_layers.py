@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from hpcsched.cli.jobs.given_jobs import trainer_arguments
 from hpcsched.cli.profile.group import profile
-from hpcsched.cli.profile.layers import _BUILT_IN, _batches, _job, trainer_arguments
+from hpcsched.cli.profile.layers import _BUILT_IN, _batches, _job
 from hpcsched.errors import ConfigError
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.profiling.layers_draw import layers_list, layers_table

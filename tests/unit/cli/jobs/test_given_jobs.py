@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from click.testing import CliRunner
 from rundirs import a_home
 
-from hpcsched.agent.inbox import Inbox
-from hpcsched.cli.jobs.given_jobs import exported, is_job_file, of_command
+from hpcsched.agent.inbox import Answer, Inbox
+from hpcsched.cli.jobs import control
+from hpcsched.cli.jobs.given_jobs import check_programs, exported, is_job_file, of_command
 from hpcsched.cli.main import cli
-from hpcsched.core.model import JobSpec
+from hpcsched.core.model import Container, JobSpec
+from hpcsched.core.needs import Needs
 from hpcsched.dialects.command import program_name
 from hpcsched.errors import ConfigError
 from hpcsched.store.rundir import RunDir
@@ -160,6 +163,7 @@ echo
 
 def test_lines_of_a_script_are_options_and_the_command_line_goes_first(home: Path) -> None:
     (home / "job.sh").write_text(SCRIPT)
+    (home / "job.sh").chmod(0o700)
     for words in (["./job.sh", "{lr}"], ["--name", "mine", "--", "./job.sh", "{lr}"]):
         assert CliRunner().invoke(cli, ["submit", *words], standalone_mode=False).return_value == 0
     jobs = [job for _, command in Inbox.peek(RunDir(home / "hpcsched-run")) for job in command.jobs]
@@ -175,6 +179,7 @@ def test_a_wrong_line_is_refused_with_its_number(home: Path) -> None:
 
 def test_an_option_on_the_command_line_replaces_that_of_a_line(home: Path) -> None:
     (home / "job.sh").write_text("#!/bin/sh\n#HPCSCHED --each a=1,2 --at-once 1\n#HPCSCHED --export NONE\n")
+    (home / "job.sh").chmod(0o700)
     for sweep in (["--each", "a=3,4"], ["--array", "5-6"]):
         words = [*sweep, "--export", "B=1", "--", "./job.sh", "{a}"]
         assert CliRunner().invoke(cli, ["submit", *words], standalone_mode=False).return_value == 0
@@ -186,6 +191,7 @@ def test_an_option_on_the_command_line_replaces_that_of_a_line(home: Path) -> No
 def test_a_limit_on_the_command_line_goes_before_that_of_a_line(home: Path) -> None:
     for lines in ("--array 1-4%2", "--each a=1,2 --at-once 2"):
         (home / "job.sh").write_text(f"#!/bin/sh\n#HPCSCHED {lines}\n")
+        (home / "job.sh").chmod(0o700)
         words = ["--at-once", "1", "--", "./job.sh", "{a}"]
         assert CliRunner().invoke(cli, ["submit", *words], standalone_mode=False).return_value == 0
     jobs = [job for _, command in Inbox.peek(RunDir(home / "hpcsched-run")) for job in command.jobs]
@@ -199,9 +205,75 @@ def test_an_environment_in_a_line_is_the_jobs(home: Path) -> None:
     assert command.jobs[0].environment and command.jobs[0].environment.name == "mine"
 
 
-def test_a_program_that_cannot_be_looked_at_is_submitted_as_it_is(home: Path) -> None:
-    done = CliRunner().invoke(cli, ["submit", "--", "x" * 300, "y"], standalone_mode=False)
-    assert done.return_value == 0
+@pytest.mark.parametrize("command", ["submit", "run"])
+def test_a_program_that_is_not_there_is_refused(command: str, home: Path) -> None:
+    (home / "x").write_text("#!/bin/sh")
+    for word, says in (("nosuch", "no such"), ("./x", "chmod"), ("x", "./x"), ("./" + "x" * 300, "no such")):
+        done = CliRunner().invoke(cli, [command, "--", word, "y"], standalone_mode=False)
+        assert isinstance(done.exception, ConfigError) and says in str(done.exception), word
+
+
+def test_a_program_that_is_elsewhere_or_made_by_others_is_not_looked_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["--name", "a", "true"], ["--after", "a", "--", "no"], ["--conda", "c", "--", "no"]):
+        assert CliRunner().invoke(cli, ["submit", *words], standalone_mode=False).return_value == 0
+    monkeypatch.setenv("HPCSCHED_PYTHON", "/env/bin/python")  # jobs that name no environment have this one
+    assert CliRunner().invoke(cli, ["submit", "--", "no"], standalone_mode=False).return_value == 0
+    (job,) = made("nosuch")
+    check_programs([replace(job, container=Container(image="i", runtime="auto"))])
+
+
+def test_an_agent_on_another_host_may_find_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "names_in", lambda rundir: (True, [], {}))
+    monkeypatch.setattr(control, "ask", lambda rundir, command: Answer(ids=[1], outcomes=[""]))
+    done = CliRunner().invoke(cli, ["submit", "--", "nosuch"], standalone_mode=False)
+    assert done.return_value == 0 and "submitted all the same: 'nosuch': no such program" in done.output
+
+
+def submitted(home: Path, *words: str) -> JobSpec:
+    done = CliRunner().invoke(cli, ["submit", *words], standalone_mode=False)
+    assert done.return_value == 0, done.exception
+    return Inbox.peek(RunDir(home / "hpcsched-run"))[-1][1].jobs[-1]
+
+
+def test_options_are_keys_by_sbatchs_names_also_in_a_script(home: Path) -> None:
+    (home / "sub").mkdir()
+    (home / "job.sh").write_text("#!/bin/sh\n#HPCSCHED -D sub -t 2h --mem 16G -c 4 -C A100\n")
+    (home / "job.sh").chmod(0o700)
+    job = submitted(home, "-t", "30m", "./job.sh")
+    assert (job.workdir, job.command) == (str(home / "sub"), (str(home / "job.sh"),))
+    assert job.needs == Needs(time_s=1800, memory_mib=16 * 1024, cpus_per_gpu=4, gpu_type="A100")
+    assert submitted(home, "--chdir", "sub", "true").workdir == job.workdir
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["-t", "30"], "--time: 30: without a unit; accepted: 30m"),
+        (["-t", "x"], "--time: 'x'"),
+        (["--mem", "16"], "--mem: '16'"),
+        (["-c", "0"], "--cpus-per-gpu: 0"),
+        (["-D", "nosuch"], "nosuch': no such folder"),
+        (["--retries", "-1"], "--retries: -1"),
+    ],
+)
+def test_wrong_options_are_refused_by_the_checks_of_keys(words: list[str], says: str, home: Path) -> None:
+    (home / "job.sh").write_text(f"#!/bin/sh\n#HPCSCHED {' '.join(words)}\n")
+    (home / "job.sh").chmod(0o700)
+    for given in ([*words, "true"], ["./job.sh"]):
+        done = CliRunner().invoke(cli, ["submit", *given], standalone_mode=False)
+        assert isinstance(done.exception, ConfigError) and says in str(done.exception)
+
+
+def test_a_trainer_is_submitted_with_its_arguments_numbers_as_such(home: Path) -> None:
+    words = ["--trainer", "mine:Net", "--args", "lr={lr},deep=true", "--args", '{"width": 8}', "--each"]
+    job = submitted(home, *words, "lr=1e-3,1e-2")
+    assert (job.name, job.trainer, job.command) == ("Net-0.01", "mine:Net", ())
+    assert job.args == {"lr": 0.01, "deep": True, "width": 8}
+    for wrong in (["--args", "a=1", "true"], ["--trainer", "a:B", "true"]):
+        done = CliRunner().invoke(cli, ["submit", *wrong], standalone_mode=False)
+        assert isinstance(done.exception, click.UsageError)
 
 
 def test_a_job_file_may_wait_for_an_array_of_the_run(home: Path) -> None:
