@@ -54,7 +54,8 @@ class RunPage:
     `state` is the run's, `notes` say what else a reader should know. `gantt` is the chart as an SVG document
     (None: it could not be drawn), `use` the same of how busy the devices were. `efficiencies` are those of
     jobs by id, where they are known. `details` are the jobs that get a section of their own, `facts` are
-    those on the run, as (name, words).
+    those on the run, as (name, words). `policies` are simulations of its jobs, `about_policies` what to know
+    of them, or why there are none.
     """
 
     title: str
@@ -69,6 +70,8 @@ class RunPage:
     details: Sequence[JobDetail] = ()
     facts: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
+    policies: Sequence[Result] = ()
+    about_policies: str = ""
 
     def html(self) -> str:
         """The whole page. Raises MissingExtra without jinja2."""
@@ -85,6 +88,7 @@ class RunPage:
             jobs=_job_table(self.result, self.efficiencies, linked) if self.result.jobs else None,
             details=details,
             idle=_idle_table(self.result.idle, self.result.noun) if self.result.idle else None,
+            policies=_policy_table(self.result, self.policies) if self.policies else None,
             configurations=[_of_cores(history, next(numbers)) for history in self.configurations],
             histories=[_of_batches(history, next(numbers)) for history in self.histories],
         )
@@ -125,6 +129,25 @@ class RunPage:
             done = f"{r.background_completed} of {r.background_total}"
             tiles += [("in the background", done), (f"{r.noun}-hours there", f"{r.background_gpu_hours:.2f}")]
         return tiles
+
+
+def _policy_table(measured: Result, simulated: Sequence[Result]) -> Table:
+    """The run as it was measured, and as it was simulated under policies."""
+    results = {f"measured, under {measured.policy}": measured}
+    results |= {f"{result.title}, simulated": result for result in simulated}
+    rows = [
+        row(
+            [
+                name,
+                duration(result.makespan_s),
+                or_dash(None if result.mean_jct_s is None else duration(result.mean_jct_s)),
+                f"{result.gpu_hours:.2f}",
+            ],
+            {0: "left"},
+        )
+        for name, result in results.items()
+    ]
+    return Table(row(["policy", "makespan", "mean JCT", f"{measured.noun}-hours"], {0: "left"}), rows)
 
 
 def _idle_table(idle: Idle, noun: str) -> Table | None:

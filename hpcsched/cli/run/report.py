@@ -169,6 +169,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path, kept: Path | None) -> 
     """The page; its figures are left in the folder. `kept`: see `details_of`."""
     from hpcsched.cli.jobs.explain_run import next_lines
     from hpcsched.cli.run.report_jobs import details_of
+    from hpcsched.cli.run.report_policies import under_policies
     from hpcsched.cli.run.report_run import began, facts_of, state_of
     from hpcsched.cli.run.report_use import drawn
     from hpcsched.cli.run.results import result_of
@@ -205,6 +206,7 @@ def _page(rundir: RunDir, machine: Machine, folder: Path, kept: Path | None) -> 
     configurations, left_out = _configurations(machine, folder)
     if left_out:
         notes.append(f"the configurations of {plural(left_out, 'more job')} are left out")
+    policies, about_policies = under_policies(machine)
     if len(details) < many:
         notes.append(f"{plural(many - len(details), 'more job')} have no section of their own")
     return RunPage(
@@ -220,6 +222,8 @@ def _page(rundir: RunDir, machine: Machine, folder: Path, kept: Path | None) -> 
         configurations=configurations,
         details=details,
         notes=notes,
+        policies=policies,
+        about_policies=about_policies,
     ).html()
 
 

@@ -158,6 +158,7 @@ def test_a_run_that_is_over() -> None:
         "COMPLETED", "2p", "0.0", "0.0", "100.0", "100.0", "1200", "0", "0.0%", "60%", "0.5000",
     ]  # fmt: skip
     assert "|Job 2: two|" in text and "|Job 1: one|" not in text and "|from 64 to 1024 samples|" in text
+    assert "|What policies would have taken|Not simulated: the steps, or the speed" in text
     # Its last decision was at step 40, epoch 2, and held until it ended at step 100.
     assert "gradient" in text and "|target 0.3|" in text and "|5|epoch|" in text
 
