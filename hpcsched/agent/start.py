@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import selectors
 import signal
 import socket
@@ -199,6 +200,7 @@ def run(
             allocation={"kind": allocation.kind, "id": allocation.id, "cluster": allocation.cluster},
             environment=request.environment,
             checkpoints=str(request.checkpoints or ""),
+            python=platform.python_version(),
         )
         new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
         admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared)

@@ -33,6 +33,9 @@ TRIALS = "trials"
 METRICS = "metrics.jsonl"
 """What a program has measured by step: see `metrics.Point`."""
 
+VERSIONS = "versions.json"
+"""By what the newest attempt that became ready has trained (`words.Versions`); for people."""
+
 OUTCOME = "outcome.pickle"
 """What such a function has returned, or raised: see `hpcsched.worker.call`."""
 

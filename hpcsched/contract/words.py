@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from hpcsched.contract import codec
+from hpcsched.errors import BadInput
 
 MOST_BYTES = 4096
 """Of any of them."""
+
+MOST_PACKAGES = 16
+"""Whose versions are told."""
+
+_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_!-]{0,63}", re.ASCII)
+_PACKAGE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,35 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Versions:
+    """The version of Python that trains, and those of the packages that it has imported for that, by name."""
+
+    python: str
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name} {version}" for name, version in {"Python": self.python, **self.packages}.items()
+        )
+
+    def encode(self) -> bytes:
+        """JSON."""
+        return _written({"python": self.python, "packages": dict(self.packages)})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Versions:
+        """What a program has written; raises BadInput."""
+        table = codec.document(data, most_bytes=MOST_BYTES)
+        packages = codec.an_object(table.get("packages", {}), "packages")
+        if len(packages) > MOST_PACKAGES or not all(map(_PACKAGE.fullmatch, packages)):
+            raise BadInput(f"at most {MOST_PACKAGES} names of packages are expected")
+        return cls(
+            python=_version(table.get("python"), "python"),
+            packages={name: _version(version, name) for name, version in packages.items()},
+        )
+
+
+@dataclass(frozen=True)
 class Unusable:
     """The program could not use GPU `gpu`, and `why`.
 
@@ -122,6 +160,13 @@ def refusal(data: bytes) -> str:
 
 def _written(table: dict[str, Any]) -> bytes:
     return json.dumps(table).encode()
+
+
+def _version(value: Any, where: str) -> str:
+    text = codec.written(value, where)
+    if not _VERSION.fullmatch(text):
+        raise BadInput(f"{where}: a version is expected")
+    return text
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -66,6 +66,8 @@ class RunRecord(msgspec.Struct, kw_only=True):
     """That of jobs that name none."""
     checkpoints: str = ""
     """The directory for checkpoints; "": the run directory."""
+    python: str = ""
+    """The version of the agent's Python; "": not known, as of earlier versions."""
 
 
 class _Version(msgspec.Struct):

@@ -12,6 +12,7 @@ import click
 
 from hpcsched.cli.jobs.explain import explanation, story_of
 from hpcsched.cli.run.last_words import last_lines
+from hpcsched.cli.run.report_versions import versions_of
 from hpcsched.contract import files
 from hpcsched.core.exits import exit_pair
 from hpcsched.core.jobs import Job
@@ -95,7 +96,10 @@ class _Curves:
 
 def _detail(rundir: RunDir, machine: Machine, job: Job, output: Path | None, curves: _Curves) -> JobDetail:
     told = explanation(rundir, machine, job)
-    facts = [_program(job), *([("exit", exit_pair(job.exit))] if job.exit is not None else [])]
+    facts = [_program(job)]
+    if versions := versions_of(rundir, job.id):
+        facts.append(("trained by", versions))
+    facts += [("exit", exit_pair(job.exit))] if job.exit is not None else []
     facts += [(what, text) for what, text in told.lines() if what != "because"]
     tail = [] if output is None else last_lines(output)
     if output is not None and not tail:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from hpcsched.cli.common import plural
+from hpcsched.cli.run.report_versions import of_trainings
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device
 from hpcsched.errors import HpcschedError, NoSuchRun, StoreError
@@ -16,6 +17,9 @@ from hpcsched.store.status import read_run
 
 MOST_HOSTS = 16
 """Hosts that are named one by one; of more the first, and how many they are."""
+
+MOST_VERSION = 64
+"""Characters of a version."""
 
 MOST_LIVES = 10
 """Agents whose times are told: the newest."""
@@ -64,7 +68,7 @@ def facts_of(rundir: RunDir, machine: Machine) -> list[tuple[str, str]]:
     """The facts on a run that has begun, as (name, words)."""
     noun = machine.ledger.noun
     facts = [("run", machine.run.run_id)] if machine.run.run_id else []
-    facts += [("policy", _policy(machine)), *_by_record(rundir)]
+    facts += [("policy", _policy(machine)), *_by_record(rundir), *of_trainings(rundir, machine)]
     facts += [("host", line) for line in _devices(machine.leftover.there_at_first)]
     facts += [("lost", f"{gpus([index], noun)}: {why}") for index, why in sorted(machine.ledger.lost.items())]
     facts += [
@@ -93,7 +97,8 @@ def _by_record(rundir: RunDir) -> Iterator[tuple[str, str]]:
     record = rundir.read_record()
     if record is None:
         return
-    yield "hpcsched", f"{record.version}, on {record.host}"
+    python = f" with Python {record.python[:MOST_VERSION]}" if record.python else ""
+    yield "hpcsched", f"{record.version[:MOST_VERSION]}{python}, on {record.host}"
     yield "devices", record.devices
     if record.environment is not None:
         yield "environment", f"{record.environment.kind} {record.environment.name}"

@@ -30,6 +30,7 @@ from hpcsched.contract.words import Held, Ready
 from hpcsched.errors import BadInput, WrongContract
 from hpcsched.worker.process.descriptors import offered
 from hpcsched.worker.process.guest import surroundings
+from hpcsched.worker.process.versions import versions
 
 _PROGRESS_INTERVAL_S = 0.05
 
@@ -178,6 +179,9 @@ class JobEnv:
     def mark_ready(self, word: Ready) -> None:
         """Tell the agent that this attempt can be suspended from now on, and what else it can."""
         self.leave_word(files.ready(self.attempt), word.encode())
+        if word.step is None:  # a resize in place changes no version, and is not to wait for this
+            with contextlib.suppress(OSError):
+                self.leave_word(files.VERSIONS, versions().encode())
 
     def refuse(self, attempt: int, why: str) -> None:
         """Tell the agent that this attempt will not become `attempt` by a resize in place."""

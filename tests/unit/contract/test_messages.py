@@ -18,7 +18,7 @@ from hpcsched.contract.orders import Forget, Pace, Resize, Suspend
 from hpcsched.contract.progress import Batching, Line, Scaling, Usage
 from hpcsched.contract.seats import Seat, of_table, to_table
 from hpcsched.contract.state import State
-from hpcsched.contract.words import Held, Ready, Stop, Unusable
+from hpcsched.contract.words import Held, Ready, Stop, Unusable, Versions
 from hpcsched.contract.zygote import Request, decode_answer, encode_answer
 from hpcsched.errors import BadInput
 
@@ -47,10 +47,12 @@ states = st.builds(
     st.dictionaries(texts, maybe(numbers), max_size=4),
     maybe(numbers),
 )
+versions = st.from_regex(r"\A[0-9]{1,3}\.[0-9a-z+]{1,9}\Z")
 words = st.one_of(
     st.builds(Ready, st.booleans(), st.booleans(), maybe(steps), maybe(numbers)),
     st.builds(Held, steps, maybe(wholes)),
     st.builds(Unusable, wholes, texts, texts, tuples(texts)),
+    st.builds(Versions, versions, st.dictionaries(st.from_regex(r"\A[a-z]{1,9}\Z"), versions, max_size=4)),
     st.builds(Stop, texts),
 )
 lines = st.builds(
@@ -126,6 +128,7 @@ DOORS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
     "ready": (Ready.decode, Ready(in_place=True, parallel=True, step=3, stopped_s=0.5).encode()),
     "held": (Held.decode, Held(3, 4).encode()),
     "unusable": (Unusable.decode, Unusable(1, "w", "/t", ("LD_PRELOAD",)).encode()),
+    "versions": (Versions.decode, Versions("3.11.9", {"torch": "2.4.1+cu121"}).encode()),
     "stop": (Stop.decode, Stop("SIGTSTP").encode()),
     "line": (
         Line.decode,

@@ -18,7 +18,7 @@ from hpcsched.contract.progress import Batching, Line, Scaling, Usage
 from hpcsched.contract.seats import Seat, to_table
 from hpcsched.contract.state import State
 from hpcsched.contract.version import VERSION
-from hpcsched.contract.words import Held, Ready, Stop, Unusable
+from hpcsched.contract.words import Held, Ready, Stop, Unusable, Versions
 
 PACKAGE = Path(hpcsched.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "contract.md").read_text()
@@ -30,6 +30,7 @@ NAMES = {
 }
 FILES = {
     *(files.STATE, files.CHECKPOINT, files.LAYERS, files.NEVER_A_GUEST, files.METRICS, files.OUTCOME),
+    files.VERSIONS,
     *(
         name("N")  # type: ignore[arg-type]
         for name in (files.ready, files.held, files.refused, files.left, files.unusable, files.stop)
@@ -48,6 +49,7 @@ MESSAGES: dict[str, Any] = {
     "STATE.json": State(3, 4, "/c", 1, {"a": 0.5}, 0.1).encode(),
     "ready.N": Ready(in_place=True, parallel=True, step=3, stopped_s=0.5).encode(),
     "held.N": Held(3, 4).encode(),
+    "versions.json": Versions("3.11.9", {"torch": "2.4.1"}).encode(),
     "unusable.N": Unusable(1, "w", "/t", ("LD_PRELOAD",)).encode(),
     "stop.N": Stop("SIGTSTP").encode(),
     "Progress lines": Line(3, 1.0, 0.5, BATCHING, SCALING, USAGE, 9).encode(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from budget import slow
+
+from hpcsched.contract import files
+from hpcsched.contract.words import Versions
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -26,6 +30,8 @@ def test_suspended_and_resumed_is_equal_to_the_last_bit(tmp_path: Path, world: i
     job = Job(tmp_path / "elastic")
     assert job.run(world, at=4, rank=str(world - 1)) == [75] * world
     assert (job.dir / "ready.1").exists()
+    told = Versions.decode((job.dir / files.VERSIONS).read_bytes())
+    assert (told.python, told.packages["torch"]) == (platform.python_version(), torch.__version__)
     assert (job.state["step"], job.state["samples"], job.state["attempt"]) == (5, 35, 1)
     assert job.run(world, at=2, signal="SIGTERM") == [75] * world
     assert (job.state["step"], job.state["attempt"]) == (8, 2)

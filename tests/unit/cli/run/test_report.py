@@ -174,6 +174,18 @@ def test_what_is_on_record_of_the_run_is_told() -> None:
     assert "|batch job|slurm 77 on c1; 78 goes on|" in made()
 
 
+def test_versions_are_told_as_jobs_told_them_if_that_is_what_they_are() -> None:
+    rundir = a_run(going_on(), "RUNNING")
+    told = [{"python": "3.12.1", "packages": {"torch": "2.4.1+cu121"}}]
+    told += [{"python": "<b>3"}, {"python": "3.9.1", "packages": {"torch": "4" * 100}}]
+    for job_id, table in enumerate(told, 1):
+        rundir.job(job_id).mkdir(parents=True)
+        (rundir.job(job_id) / "versions.json").write_text(json.dumps(table))
+    text = made()
+    assert "|trained by|Python 3.12.1, torch 2.4.1+cu121 (1 job)|" in text
+    assert text.count("|trained by|") == 2 and "b>3" not in text and "444" not in text
+
+
 def test_the_use_of_devices_is_drawn_where_it_was_sampled() -> None:
     rundir = a_run(going_on(), "RUNNING")
     assert "Use of the devices" not in made()
