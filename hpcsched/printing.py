@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import re
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 
 _CHARACTERS = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -89,6 +91,25 @@ def shortened(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     return f"{text[: (width - 1) // 2]}~{text[len(text) - (width - 1 - (width - 1) // 2) :]}"
+
+
+def room() -> int | None:
+    """The characters of a line of the terminal that is written to; None: it is none, and all is shown."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def fitting(widths: Sequence[int], ranks: Sequence[int], width: int | None) -> list[int]:
+    """Numbers of the columns that fit into `width` characters, with two blanks between them.
+
+    Those of a higher rank go first, those of rank 0 never. `width` None: all fit.
+    """
+    kept = list(range(len(widths)))
+    while width is not None and sum(widths[i] for i in kept) + 2 * (len(kept) - 1) > width:
+        least = max(kept, key=lambda i: ranks[i])
+        if not ranks[least]:
+            break
+        kept.remove(least)
+    return kept
 
 
 def said_bytes(number: float) -> str:

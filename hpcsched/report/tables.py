@@ -12,7 +12,7 @@ from msgspec import UNSET
 
 from hpcsched.core.model import JobState, Role
 from hpcsched.core.nouns import GPU, noun
-from hpcsched.printing import said_cores
+from hpcsched.printing import fitting, said_cores
 from hpcsched.report.result import AttemptResult, JobResult, Result
 
 _SHOWN_H = 0.005
@@ -319,10 +319,6 @@ def _total(columns: Sequence[_Column]) -> int:
 
 
 def _render(columns: list[_Column], width: int | None) -> str:
-    columns = list(columns)
-    while width is not None and _total(columns) > width:
-        least = max(columns, key=lambda column: column.rank)
-        if not least.rank:
-            break
-        columns.remove(least)
-    return "\n".join(_GAP.join(row).rstrip() for row in zip(*(c.lines() for c in columns), strict=True))
+    kept = fitting([column.width for column in columns], [column.rank for column in columns], width)
+    lines = zip(*(columns[i].lines() for i in kept), strict=True)
+    return "\n".join(_GAP.join(line).rstrip() for line in lines)

@@ -17,7 +17,7 @@ from hpcsched.core.exits import exit_pair
 from hpcsched.core.states import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError
-from hpcsched.printing import printables, said_cores
+from hpcsched.printing import fitting, printables, said_cores
 from hpcsched.store.status import NO_REASON, GpuStatus, JobStatus
 
 FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
@@ -52,6 +52,10 @@ FIELDS: dict[str, tuple[str, Callable[[JobStatus], str]]] = {
 DEFAULT_FORMAT = "%i %j %u %t %M %L %b %s %R"
 LONG_FORMAT = "%i %j %u %T %M %l %L %b %U %p %s %a %S %z %R"
 _RIGHT = {"%i", "%M", "%l", "%L", "%D", "%U", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
+
+
+_FIRST_TO_GO = "%L %l %a %p %U %S %z %u"
+"""Columns that a narrow terminal does without, the last one first."""
 
 
 def cores_held(job: JobStatus) -> str:
@@ -168,10 +172,12 @@ def table(
     samples: Mapping[int, float] = MappingProxyType({}),
     rows: Sequence[Row] | None = None,
     parsable: bool = False,
+    room: int | None = None,
 ) -> str:
     """Columns for these jobs, of which some have `shared` GPUs; `rows`: the lines of arrays.
 
-    `samples`: see `samples_of`. `parsable`: a vertical bar between columns, nothing cut.
+    `samples`: see `samples_of`. `parsable`: a vertical bar between columns, nothing cut. `room`: the width of
+    the terminal, on which columns that matter least are left out.
     """
     keys = [column.key for column in columns]
     of_run = {"%b": partial(gpus, shared=shared), "%U": partial(used, samples=samples)}
@@ -190,6 +196,10 @@ def table(
         if (width := column.width) is not None:
             padded = f"%{'' if column.right else '-'}{width}.{width}s"
             cells[at] = [padded % cell for cell in printables(cells[at])]
+    if room is not None:
+        widths = [max(map(len, printables(column)), default=0) for column in cells]
+        kept = fitting(widths, [_FIRST_TO_GO.find(key) + 1 for key in keys], room)
+        columns, cells = [columns[at] for at in kept], [cells[at] for at in kept]
     return aligned(cells, [column.right for column in columns])
 
 

@@ -25,7 +25,7 @@ from hpcsched.core.exits import exit_pair
 from hpcsched.core.model import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
-from hpcsched.printing import printables, said_cores, short_bytes
+from hpcsched.printing import fitting, printables, room, said_cores, short_bytes, shortened
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_status
 
@@ -65,6 +65,8 @@ def history(
 
     A run's jobs come here when the run stops; until then `status --states all` has them.
 
+    On a terminal that is too narrow the columns that matter least are left out; -o names those to show.
+
     MAXRSS: the most memory that a job's processes together had resident, as it was sampled every 20 s; "-":
     not measured.
     """
@@ -86,7 +88,7 @@ def history(
         if as_json:
             say_json({"schema": 1, "trials": [asdict(trial) for trial in found]})
         else:
-            _print(_chosen(_of_trials(found), format_)[noheader:], parsable=parsable)
+            _show(_of_trials(found), format_, header=not noheader, parsable=parsable)
         return
     wanted = None if states is None else {word.strip().upper() for word in states.split(",")}
     with Database(path) as opened:
@@ -123,7 +125,7 @@ def history(
                 "-" if job.max_rss_bytes is None else short_bytes(job.max_rss_bytes),
             )
         )
-    _print(_chosen(rows, format_)[noheader:], parsable=parsable)
+    _show(rows, format_, header=not noheader, parsable=parsable)
     _tell_of_cleaned(path, {job.run_id for job in jobs})
 
 
@@ -181,12 +183,33 @@ def _chosen(rows: Sequence[Sequence[str]], names: str | None) -> list[Sequence[s
     return [[row[k] for k in at] for row in rows]
 
 
-def _print(rows: Sequence[Sequence[str]], *, parsable: bool) -> None:
-    columns = [printables(column) for column in zip(*rows, strict=True)]
-    widths = [max(map(len, column)) for column in columns]
+_FIRST_TO_GO = ("SUSP", "MODEL", "STEPS", "MAXRSS", "GPUS", "STARTED", "CORE-H", "GPU-H", "TIME")
+_FIRST_OF_TRIALS = ("BRACKET", "METRIC", "BUDGET")
+"""Columns that a narrow terminal does without, in this order; ids and names are always there."""
+
+_LEAST_ARGS = 20
+"""Characters of arguments that are shown at least (chosen)."""
+
+
+def _show(rows: Sequence[Sequence[str]], names: str | None, *, header: bool, parsable: bool) -> None:
+    """Print the columns of these names; without any all, on a terminal those that fit."""
+    columns, width = [printables(column) for column in zip(*_chosen(rows, names), strict=True)], room()
+    if names is None and not parsable and width is not None:
+        if columns[-1][0] == "ARGS":
+            longest = max(width - sum(2 + max(map(len, column)) for column in columns[:-1]), _LEAST_ARGS)
+            columns[-1] = [shortened(text, longest) for text in columns[-1]]
+        widths = [max(map(len, column)) for column in columns]
+        columns = [columns[i] for i in fitting(widths, [_rank(column[0]) for column in columns], width)]
+    columns = columns if header else [column[1:] for column in columns]
+    widths = [max(map(len, column), default=0) for column in columns]
     for row in zip(*columns, strict=True):
         aligned = "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
         click.echo("|".join(row) if parsable else aligned)
+
+
+def _rank(head: str) -> int:
+    order = _FIRST_OF_TRIALS if head in _FIRST_OF_TRIALS else _FIRST_TO_GO
+    return len(order) - order.index(head) if head in order else 0
 
 
 def _short(value: object) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 import click
 from click.core import ParameterSource
@@ -39,8 +41,8 @@ from hpcsched.client import waiting
 from hpcsched.core.states import JobState
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, NoSuchRun
+from hpcsched.printing import fitting, printable, printables, room
 from hpcsched.printing import gpus as named
-from hpcsched.printing import printable
 from hpcsched.store.run_folders import has_commands
 from hpcsched.store.status import (
     JobStatus,
@@ -141,8 +143,17 @@ def status(
     by_job = bool(wanted) or array or parsable or not any(job.array for job in chosen)
     rows = None if by_job else about_arrays.rows(chosen, found.jobs)
     crowded, samples = shared_gpus(found.jobs), samples_of(found.gpus)
-    how = {"header": not noheader, "parsable": parsable}
-    sys.stdout.write(table(chosen, columns, shared=crowded, samples=samples, rows=rows, **how))
+    text = table(
+        chosen,
+        columns,
+        header=not noheader,
+        shared=crowded,
+        samples=samples,
+        rows=rows,
+        parsable=parsable,
+        room=None if said else room(),
+    )
+    sys.stdout.write(text)
     if not (wanted or noheader or parsable):
         sys.stdout.write(printable(_finished(found) + _edited(found), lines=True))
     note(found)
@@ -182,12 +193,42 @@ def _all_runs(*, header: bool, as_json: bool) -> None:
                 run.dir,
             )
         )
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    sys.stdout.write(aligned(columns, [False, False, True, True, True, False]) if rows else "")
+    columns, right = [list(column) for column in zip(*rows, strict=True)], [False, False, *[True] * 3, False]
+    if (width := room()) is not None and rows:
+        columns, right = _narrowed(columns, right, width)
+    sys.stdout.write(aligned(columns, right) if rows else "")
     if not found:
         say("hpcsched: no runs of yours are known here", err=True)
     elif any(run.stale and run.state for run in found):
         say("hpcsched: STALE: no sign of life; `hpcsched status --dir DIR` asks why", err=True)
+
+
+def _narrowed(columns: list[list[str]], right: list[bool], width: int) -> tuple[list[list[str]], list[bool]]:
+    """The columns of runs for a terminal of this width.
+
+    Where it is too narrow, folders are named from here or from the home directory, as `--dir` takes them too,
+    and those columns are left out that matter least; no folder is cut.
+    """
+
+    def kept() -> list[int]:
+        return fitting([max(map(len, printables(column))) for column in columns], _RANKS_OF_RUNS, width)
+
+    if len(kept()) < len(columns):
+        columns = [*columns[:-1], [_from_here(folder) for folder in columns[-1]]]
+    at = kept()
+    return [columns[i] for i in at], [right[i] for i in at]
+
+
+def _from_here(folder: str) -> str:
+    """A folder's shortest name for a shell in this directory."""
+    for base, begins in ((Path.cwd(), ""), (Path.home(), "~/")):
+        with contextlib.suppress(ValueError):
+            return begins + str(Path(folder).relative_to(base))
+    return folder
+
+
+_RANKS_OF_RUNS = (0, 1, 4, 3, 2, 0)
+"""Columns of runs that a narrow terminal does without: those of a higher rank first, of rank 0 never."""
 
 
 def _finished(found: Status) -> str:

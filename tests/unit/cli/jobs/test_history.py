@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from hpcsched.cli.main import cli
@@ -54,3 +56,27 @@ def test_memory_is_spelt_as_sacct_does_and_counted_in_bytes_for_programs(tmp_pat
     assert {line for line in chosen.splitlines() if "|" in line} >= {"123M|3", "-|1"}
     wrong = CliRunner().invoke(cli, [*asked, "-o", "jobid,color"], standalone_mode=False).exception
     assert "JOBID, NAME, MODEL" in str(wrong)
+
+
+def test_a_narrow_terminal_does_without_what_matters_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "h.db"
+    name = "a-name-that-is-never-cut-" * 2
+    with Database(path) as db:
+        db.record_run(RunEntry(run_id="r", directory="/d", host="n", policy="marble", gpus=1, started_at=AT))
+        db.record_jobs([replace(a_job(1, 700), name=name)])
+    asked = ["history", "--all", "--database", str(path)]
+
+    def heads(width: int | None, *words: str) -> list[str]:
+        monkeypatch.setattr("hpcsched.cli.jobs.history.room", lambda: width)
+        shown = CliRunner().invoke(cli, [*asked, *words], standalone_mode=False).stdout.splitlines()[:2]
+        assert words or width is None or max(map(len, shown)) <= max(width, len(name) + 24)
+        assert name in shown[1]
+        return shown[0].split()
+
+    everything = heads(None)
+    assert len(everything) == 12 and heads(200) == everything
+    assert heads(126) == [head for head in everything if head not in ("SUSP", "MODEL")]
+    assert heads(20) == ["JOBID", "NAME", "STATE", "EXIT"]
+    assert heads(20, "-o", "jobid,name,model") == ["JOBID", "NAME", "MODEL"]

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import threading
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -141,12 +142,32 @@ def test_all_lists_the_runs_newest_first(home: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
+def test_runs_fit_a_narrow_terminal_and_no_folder_is_cut(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = home.parent / f"{home.name}-away"
+    for n, folder in enumerate((home / "inside", away)):
+        a_run(folder, run_id=f"r{n}", jobs=(JobState.COMPLETED,))
+        registry.register(f"r{n}", folder)
+
+    def lines(width: int | None) -> list[str]:
+        monkeypatch.setattr("hpcsched.cli.jobs.status.room", lambda: width)
+        return status("--all").stdout.splitlines()[:3]
+
+    everything = lines(None)
+    assert {line.split()[-1] for line in everything} == {"DIR", str(away), str(home / "inside")}
+    widest = max(map(len, everything))
+    assert lines(widest) == everything
+    heads = dict.fromkeys(tuple(lines(width)[0].split()) for width in range(widest, 0, -1))
+    gone = [{*before} - {*after} for before, after in pairwise(heads)]
+    assert gone == [{"AGE"}, {"DONE"}, {"LEFT"}, {"ALLOCATION"}]
+    assert "inside" in {line.split()[-1] for line in lines(1)}
+
+
 def test_all_takes_no_jobs(home: Path) -> None:
     assert status("--all", "1").exit_code == 2
     assert status("--all").exit_code == 0
 
 
-def test_counts_alone_and_more_columns(home: Path) -> None:
+def test_counts_alone_and_more_columns(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a_run(home / "hpcsched-run", jobs=(JobState.RUNNING, JobState.PENDING, JobState.PENDING, JobState.FAILED))
 
     def shown(*words: str) -> list[str]:
@@ -157,6 +178,13 @@ def test_counts_alone_and_more_columns(home: Path) -> None:
     assert shown("--stats-only", "--states", "PD")[0] == "2 pending"
     assert {"STATE", "ROLE", "ATTEMPT"} <= set(shown("--long")[0].split())
     assert [line.split()[0] for line in shown("-o", "help")] == list(FIELDS)
+    everything = shown("--long")
+    monkeypatch.setattr("hpcsched.cli.jobs.status.room", lambda: 80)
+    assert max(map(len, everything)) > 80 >= max(map(len, shown("--long")))
+    assert (
+        shown("--long", "--parsable")
+        and len(shown("-o", "%i %j %u %T %M %l %L %b %U %p %s %a %S %z %R")[0]) > 80
+    )
 
 
 def test_without_a_run_here_the_living_ones_are_named(home: Path) -> None:
