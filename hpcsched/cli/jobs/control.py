@@ -279,12 +279,13 @@ def submit(
     here = living and record is not None and record.host == socket.gethostname()
     doubts = list(check_here(jobs, here=here))
     if not file and environment is None and not (record and record.environment):
-        try:
-            check_programs(jobs)
+        try:  # what is in the PATH of the run is known when it is there
+            unsure = check_programs(jobs, same_path=False)
         except ConfigError as error:
             if not living or here:
                 raise
-            doubts.append(f"{error.where}: {error.got}")
+            unsure = [error]
+        doubts += [f"{error.where}: {error.got}" for error in unsure]
     command = Command(command="submit", jobs=list(jobs), update=update, workdir=str(Path.cwd()))
     answer = ask(rundir, command) if living else leave(rundir, command, taken)
     if not living and command.jobs:

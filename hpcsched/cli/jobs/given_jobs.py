@@ -67,9 +67,10 @@ def _not_executable(program: str) -> ConfigError:
     return ConfigError(where=repr(program), got="a program that is not executable", accepted=accepted)
 
 
-def check_programs(specs: Iterable[JobSpec]) -> None:
-    """Refuse commands whose program or folder is not on this host, for this PATH. Raises ConfigError.
+def check_programs(specs: Iterable[JobSpec], *, same_path: bool = True) -> list[ConfigError]:
+    """Refuse commands whose program or folder is not on this host. Raises ConfigError.
 
+    `same_path`: jobs have this PATH; without that, programs that it does not have are returned.
     Not asked are jobs with an environment or a container, which have programs of their own, and those that
     wait for others, which may make them.
     """
@@ -78,12 +79,17 @@ def check_programs(specs: Iterable[JobSpec]) -> None:
         for spec in specs
         if spec.command and not (spec.environment or spec.container or spec.after)
     }
+    doubts = []
     for program, workdir, path in sorted(asked, key=str):
         if not os.path.isdir(workdir):  # noqa: PTH112 - whatever the name is
             raise ConfigError(where=repr(workdir), got="no such folder", accepted="the folder to run in")
         here = os.path.join(workdir, program)  # noqa: PTH118
         if not shutil.which(here if "/" in program else program, path=path):
-            raise _not_found(program, there=os.path.isfile(here))  # noqa: PTH113
+            error = _not_found(program, there=os.path.isfile(here))  # noqa: PTH113
+            if same_path or "/" in program:
+                raise error
+            doubts.append(error)
+    return doubts
 
 
 def _not_found(program: str, *, there: bool) -> ConfigError:
@@ -91,7 +97,7 @@ def _not_found(program: str, *, there: bool) -> ConfigError:
         return _not_executable(program)
     got, accepted = "no such program", "a program in this PATH, or the path of one"
     if there:
-        got, accepted = "not in this PATH", f"./{program} for that in the folder, or one in this PATH"
+        got, accepted = f"not in this PATH, but ./{program} is there", "one in this PATH, or the path of one"
     return ConfigError(where=repr(program), got=got, accepted=accepted)
 
 
