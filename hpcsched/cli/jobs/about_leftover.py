@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hpcsched.cli.common import plural
 from hpcsched.printing import spans
 from hpcsched.store.status import LeftOver, Status
 
@@ -20,8 +19,9 @@ def in_a_line(status: Status, clock: Callable[[float], str]) -> list[str]:
         gpus = sum(len(one.gpus) for one in run.left_over)
         for_s = run.clock_s - max(one.since_s for one in run.left_over)
         them = "it" if gpus == 1 else "them"
-        what = f"{plural(gpus, status.noun)} idle with nothing left that could use {them}"
-        lines.append(f"{what}, for {clock(max(0.0, for_s))} or longer: {where(run.left_over)}")
+        which = f"{status.noun}{'s' * (gpus != 1)} {where(run.left_over)}"
+        since = f"for {clock(max(0.0, for_s))} or longer"
+        lines.append(f"idle, with no job left that could use {them}, {since}: {which}")
     if run.given_back:
         lines.append(f"given back to {run.allocation.get('kind')}: {_some(list(run.given_back))}")
     return lines

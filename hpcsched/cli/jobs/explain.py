@@ -44,7 +44,7 @@ from hpcsched.core.saving import how_suspended
 from hpcsched.durations import clock
 from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
 from hpcsched.store.run_folders import go_on, has_commands
-from hpcsched.store.rundir import RunDir, agent_works
+from hpcsched.store.rundir import RunDir, agent_works, last_status
 from hpcsched.store.status import NO_REASON, CoresStatus, ShortDisk, read_run, read_status
 
 
@@ -164,7 +164,7 @@ def explanation(rundir: RunDir, machine: Machine, job: Job) -> Explanation:
         saves=_saves(rundir, machine, job),
         processes=reworded(str(machine.estimates.shape(job)), noun) if is_command else "",
         needs=_needs(machine, job),
-        following=[*_left_to_next(rundir, job), *what_is_next(machine, job)],
+        following=_following(rundir, machine, job),
         plans=plans,
     )
 
@@ -189,6 +189,13 @@ def _saves(rundir: RunDir, machine: Machine, job: Job) -> str:
         if not page.run.stale:
             return next((one.saves for one in page.jobs if one.id == job.id), "")
     return how_suspended(job, machine.run.now, machine.estimates.unsaved_s(job))
+
+
+def _following(rundir: RunDir, machine: Machine, job: Job) -> list[str]:
+    left, word = _left_to_next(rundir, job), last_status(rundir)
+    if left or job.state.active or job.state.final or word is None or word.state != "STOPPED":
+        return [*left, *what_is_next(machine, job)]
+    return [f"the run has stopped: `{go_on(rundir.root)}` goes on, unless it comes back by itself"]
 
 
 def _left_to_next(rundir: RunDir, job: Job) -> list[str]:

@@ -119,6 +119,7 @@ def test_drain_saves_all_and_resume_finishes(bench: Bench) -> None:
     assert bench.states() == {"a": "SUSPENDED", "b": "PENDING"}
     assert {j["reason"] for j in bench.status()["jobs"]} == {"Draining"}
     assert bench("suspend", "a").returncode == 3
+    assert "next: the run has stopped: `hpcsched run --resume --dir" in bench("explain", "b").stdout
     done = bench("run", "--resume", "--json", "-q", *CPU)
     assert done.returncode == 0, done.stderr
     assert {j["steps_repeated"] for j in json.loads(done.stdout)["jobs"]} == {0}

@@ -120,7 +120,7 @@ def test_a_host_that_is_refused_and_whose_node_agent_has_died_is_lost(bench: Ben
 def test_without_the_option_it_is_only_said(bench: Bench, slurm: Path) -> None:
     a_tail(bench)
     bench.until(lambda: bench.status()["run"]["left_over"], "left over")
-    assert "1 CPU slot idle with nothing left that could use it" in bench("status").stderr
+    assert "idle, with no job left that could use it" in bench("status").stderr
     told = bench("explain").stdout
     assert "  idle: CPU slot 1 on node9 since " in told
     assert "  next: node9: `run --release-idle-nodes MINUTES` would give it back" in told

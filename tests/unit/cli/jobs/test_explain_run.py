@@ -125,7 +125,7 @@ def test_the_line_of_status() -> None:
     run.left_over = [LeftOver(host=f"n{n}", gpus=[2 * n, 2 * n + 1], since_s=100.0 * n) for n in range(5)]
     run.given_back = {"n7": 5.0}
     assert in_a_line(status, clock) == [
-        "10 GPUs idle with nothing left that could use them, for 5:00 or longer: 0-1 on n0; 2-3 on n1; "
+        "idle, with no job left that could use them, for 5:00 or longer: GPUs 0-1 on n0; 2-3 on n1; "
         "4-5 on n2; 2 more hosts",
         "given back to slurm: n7",
     ]
