@@ -16,6 +16,9 @@ _OUTPUT = re.compile(f"(\x1b\\[[0-9;:]{{0,64}}m|[\b\r])|{_CHARACTERS}")
 """The same, but colours, and what progress bars need: steps back and to the beginning of a line."""
 _BEGUN = re.compile("\x1b(?:\\[[0-9;:]{0,64})?\\Z")
 
+LEAST_HANGING = 30
+"""Characters that a line needs beside its indent to be broken (chosen)."""
+
 
 def printable(text: str, *, lines: bool = False) -> str:
     """The text with control characters written as escapes; `lines`: ends of lines and tabs stay."""
@@ -96,6 +99,19 @@ def shortened(text: str, width: int) -> str:
 def room() -> int | None:
     """The characters of a line of the terminal that is written to; None: it is none, and all is shown."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def hanging(text: str, *, under: int, width: int | None) -> str:
+    """A line that is broken between words where it is longer than `width`; what follows begins `under` that
+    column. Words stay whole, as paths are copied; as it is without a width, or with too little."""
+    if width is None or len(text) < width or width - under < LEAST_HANGING:
+        return text
+    import textwrap
+
+    indent = " " * under
+    return textwrap.fill(
+        text, width - 1, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def fitting(widths: Sequence[int], ranks: Sequence[int], width: int | None) -> list[int]:

@@ -43,6 +43,7 @@ from hpcsched.core.reasons import Reason
 from hpcsched.core.saving import how_suspended
 from hpcsched.durations import clock
 from hpcsched.errors import NoSuchRun, StoreError, UnknownJob
+from hpcsched.printing import hanging, printable, room
 from hpcsched.store.run_folders import go_on, has_commands
 from hpcsched.store.rundir import RunDir, agent_works, last_status
 from hpcsched.store.status import NO_REASON, CoresStatus, ShortDisk, read_run, read_status
@@ -108,13 +109,13 @@ def explain(ctx: click.Context, job: str | None, dir_: str | None, as_json: bool
         return code_of(rundir)
     say(f"job {found.id} ({found.spec.name}) is {found.state}" + _where(found, noun))
     for what, line in told.lines():
-        say(f"  {what}: {line}")
+        _say(f"  {what}: {line}", under=4)
     for disk in _short_disks(rundir):
         if found.id in disk.jobs:
-            say(f"  now: {disk.words}")
+            _say(f"  now: {disk.words}", under=4)
     say("story (time into the run):")
     for at, line in story_of(found, noun):
-        say(f"  {at:>10}  {line}")
+        _say(f"  {at:>10}  {line}", under=14)
     return code_of(rundir)
 
 
@@ -231,8 +232,12 @@ def _explain_run(machine: Machine, rundir: RunDir, *, as_json: bool) -> int:
         return code_of(rundir)
     say(f"run in {rundir.root}, {clock(machine.run.now)} after its beginning")
     for line in [*lines_of(machine, rundir.root, record), *(f"disk: {disk.words}" for disk in short)]:
-        say(f"  {line}")
+        _say(f"  {line}", under=4)
     return code_of(rundir)
+
+
+def _say(text: str, *, under: int) -> None:
+    say(hanging(printable(text), under=under, width=room()), lines=True)
 
 
 def _needs(machine: Machine, job: Job) -> list[str]:

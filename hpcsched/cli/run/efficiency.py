@@ -107,10 +107,10 @@ def _table(jobs: Sequence[JobEfficiency]) -> str:
                 str(job.id),
                 job.name,
                 JobState(job.state).code,
-                f"{job.gpu_hours:.2f}",
+                f"{job.gpu_hours:.3f}",
                 _percent(job.utilisation) + ("*" if partly and job.utilisation is not None else ""),
-                f"{job.overhead_gpu_hours:.2f}",
-                f"{job.lost_gpu_hours:.2f}",
+                f"{job.overhead_gpu_hours:.3f}",
+                f"{job.lost_gpu_hours:.3f}",
                 _number(job.cores, ".1f"),
                 "-" if job.memory_mib is None else said_bytes(job.memory_mib * 2**20),
                 _number(job.energy_kwh, ".2f"),
@@ -125,30 +125,30 @@ def _table(jobs: Sequence[JobEfficiency]) -> str:
 
 def _lines(total: SetEfficiency, noun: str) -> list[str]:
     """The set, for people; `noun`: what its devices are called."""
-    held = f"{total.gpu_hours:.2f} {noun}-hours held"
+    held = f"{total.gpu_hours:.3f} {noun}-hours held"
     if total.there_gpu_hours and total.gpus:
         share = total.gpu_hours / total.there_gpu_hours
-        held += f" of {total.there_gpu_hours:.2f} ({share:.0%}), {plural(total.gpus, noun)} for "
+        held += f" of {total.there_gpu_hours:.3f} ({share:.0%}), {plural(total.gpus, noun)} for "
         held += clock(total.makespan_s or 0.0)
     lines = [f"{plural(total.jobs, 'job')}: {held}"]
     if total.busy_gpu_hours is not None and total.idle_gpu_hours is not None:
         sampled = total.sampled_gpu_hours
-        part = "" if sampled >= MOSTLY * total.gpu_hours else f"* of {sampled:.2f} that were sampled: "
+        part = "" if sampled >= MOSTLY * total.gpu_hours else f"* of {sampled:.3f} hours that were sampled: "
         busy, idle = total.busy_gpu_hours, total.idle_gpu_hours
-        lines.append(f"  {part}busy {busy:.2f} ({_percent(total.utilisation)}), idle {idle:.2f}")
+        lines.append(f"  {part}busy {busy:.3f} ({_percent(total.utilisation)}), idle {idle:.3f}")
     lines.append(
-        f"  overhead {total.overhead_gpu_hours:.2f} (starts, saves, changes),"
-        f" lost {total.lost_gpu_hours:.2f} (steps done again, or never)"
+        f"  overhead {total.overhead_gpu_hours:.3f} (starts, saves, changes),"
+        f" lost {total.lost_gpu_hours:.3f} (done again, or never)"
     )
     if total.shared_sampled_gpu_hours:
         lines.append(
-            f"  shared by several jobs at once, in no job's line: {total.shared_sampled_gpu_hours:.2f}"
-            f" (busy {_number(total.shared_busy_gpu_hours, '.2f')})"
+            f"  shared by several jobs at once, in no job's line: {total.shared_sampled_gpu_hours:.3f}"
+            f" (busy {_number(total.shared_busy_gpu_hours, '.3f')})"
         )
     if total.energy_kwh is not None:
         idle_kwh = total.energy_unheld_kwh
         unheld = "" if idle_kwh is None else f"; {noun}s that nobody held {idle_kwh:.2f}"
-        measured = f"{total.energy_gpu_hours:.2f} {noun}-hours measured"
+        measured = f"{total.energy_gpu_hours:.3f} {noun}-hours measured"
         lines.append(f"  energy {total.energy_kwh:.2f} kWh in {measured}{unheld}")
     return lines
 

@@ -13,10 +13,11 @@ from typing import Any
 import click
 
 from hpcsched.cli.common import say
+from hpcsched.contract.files import ATTEMPT_MARK
 from hpcsched.core.machine import Machine
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
-from hpcsched.printing import json_for_terminals
+from hpcsched.printing import hanging, json_for_terminals, printable, room
 
 TAIL_LINES = 10
 TAIL_BYTES = 2**16
@@ -59,9 +60,9 @@ def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequen
     if as_json:
         click.echo(json_for_terminals(to_json([result])))
     else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        width = room()
         say(job_table(result, width=width), lines=True)
-        say(headline(result))
+        say(hanging(printable(headline(result)), under=2, width=width), lines=True)
         if len(results) > 1:
             say(
                 "\nthis run, and what others would have taken (simulated with the same profiles):", lines=True
@@ -89,7 +90,9 @@ def _tell_failure(life: Any, job_id: int) -> None:
     """Print why a job failed, and the last lines it wrote."""
     job = life.machine.run.jobs[job_id]
     why = job.reason.said(life.machine.ledger.noun) if job.reason else None
-    say(f"hpcsched: job {job.id} ({job.spec.name}) failed: {why}", err=True)
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    line = printable(f"hpcsched: job {job.id} ({job.spec.name}) failed: {why}")
+    say(hanging(line, under=2, width=width), lines=True, err=True)
     path = life.outputs.get(job_id)
     if path is None:
         return
@@ -100,9 +103,10 @@ def _tell_failure(life: Any, job_id: int) -> None:
 
 
 def last_lines(path: Path) -> list[str]:
-    """The last lines of a job's output, each cut where it is long; none where it cannot be read."""
+    """The last lines of a job's last attempt, each cut where it is long; none where it cannot be read."""
     try:
-        lines = read_tail(path, TAIL_BYTES).splitlines()[-TAIL_LINES:]
+        lines = read_tail(path, TAIL_BYTES).splitlines()
     except (OSError, BadInput):  # it may write to a terminal or a pipe
         return []
-    return [_COLOURS.sub("", line)[:TAIL_CHARACTERS] for line in lines]
+    begin = max((number for number, line in enumerate(lines, 1) if line.startswith(ATTEMPT_MARK)), default=0)
+    return [_COLOURS.sub("", line)[:TAIL_CHARACTERS] for line in lines[begin:][-TAIL_LINES:]]

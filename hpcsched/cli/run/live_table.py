@@ -17,7 +17,7 @@ from hpcsched.core.mechanisms.cpu.layout import cores_of
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState
 from hpcsched.durations import clock
-from hpcsched.printing import printable, said_cores, shortened
+from hpcsched.printing import hanging, printable, said_cores, shortened
 from hpcsched.store.snapshot import elapsed_s
 
 MOST_LINES = 12
@@ -58,8 +58,10 @@ class LiveTable:
     def message(self, text: str, *, about: str = "") -> None:
         from rich.text import Text
 
-        when = Text(stamp(self._machine, self._now), style="dim")
-        self._console.print(when + Text(printable(text)), soft_wrap=True)
+        when = stamp(self._machine, self._now)
+        line = Text(hanging(when + printable(text), under=len(when), width=self._console.width))
+        line.stylize("dim", 0, len(when))
+        self._console.print(line, soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

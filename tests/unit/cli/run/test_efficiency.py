@@ -67,8 +67,8 @@ def test_what_was_held_is_known_and_the_rest_is_not_made_up(rundir: RunDir) -> N
     assert all(one[key] is None for key in ("utilisation", "busy_gpu_hours", "energy_kwh", "cores"))
     lines = shown().splitlines()
     assert (
-        lines[1].split()[3:5] == ["1.00", "-"]
-        and "3.00 GPU-hours held of 4.00 (75%), 2 GPUs for 2:00:00" in lines[3]
+        lines[1].split()[3:5] == ["1.000", "-"]
+        and "3.000 GPU-hours held of 4.000 (75%), 2 GPUs for 2:00:00" in lines[3]
     )
     assert not any("busy" in line or "energy" in line for line in lines)
 
@@ -89,8 +89,8 @@ def test_what_was_measured(rundir: RunDir) -> None:
     assert (two["cores"], two["cpu_hours"], two["memory_mib"]) == (2.0, 2.0, 2048.0)
     assert (found["set"]["busy_gpu_hours"], found["set"]["energy_unheld_kwh"]) == (1.75, 1.0)
     text = shown()
-    assert "75% " in text and "100%*" in text and "2 GiB" in text and "* of 2.00 that were sampled" in text
-    assert "energy 1.00 kWh in 1.00 GPU-hours measured; GPUs that nobody held 1.00" in text
+    assert "75% " in text and "100%*" in text and "2 GiB" in text and "* of 2.000 hours that" in text
+    assert "energy 1.00 kWh in 1.000 GPU-hours measured; GPUs that nobody held 1.00" in text
     assert max(map(len, text.splitlines())) <= 80 and "a-training" in text
     chosen = page("one")
     assert [job["name"] for job in chosen["jobs"]] == ["one"] and chosen["set"]["gpus"] is None
