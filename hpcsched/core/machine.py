@@ -166,7 +166,7 @@ class Machine:
         self._out.ask_policy()
 
     def _inbox_read(self, event: ev.InboxRead) -> None:
-        self.run.reads_inbox = False
+        self.run.has_read_inbox()
         self._out.ask_policy()
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:

@@ -95,6 +95,10 @@ class Run:
         self.grace_s, self.run_id = event.grace_s, event.run_id or self.run_id
         self.rules, self.plan, self.reads_inbox = event.rules, None, event.reads_inbox
 
+    def has_read_inbox(self) -> None:
+        """Note that the commands that waited for the agent have been carried out."""
+        self.reads_inbox = False
+
     def add(self, job: Job) -> None:
         """Take a submitted job in."""
         self.jobs[job.id], self.by_name[job.spec.name] = job, job.id
