@@ -10,7 +10,7 @@ import msgspec
 
 from hpcsched.agent.inbox import Command
 from hpcsched.client import display, functions, waiting
-from hpcsched.client.requests import StillThere, ask
+from hpcsched.client.requests import StillThere, ask_or_leave
 from hpcsched.contract import files
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.contract.state import State
@@ -144,28 +144,27 @@ class Job:
     # -- what is done to it ------------------------------------------------------------------
 
     def cancel(self) -> bool:
-        """End it for good; whether there was something to end."""
+        """End it for good; whether there was something to end. Without an agent the next one does it."""
         status = self._status()
         if waiting.waits(status):
             gone, _ = waiting.take_back(self.run._rundir, [status])
             return bool(gone)
-        return self._ask("cancel")
+        return not status.state.final and self._ask("cancel")
 
     def suspend(self) -> bool:
         """Have it save and leave its GPUs until `resume`; whether that could be done."""
         return self._ask("suspend")
 
     def resume(self) -> bool:
-        """Let it go on after `suspend`; whether that could be done."""
-        return self._ask("resume")
+        """Let it go on after `suspend`; whether that could be done. Without an agent the next one does it."""
+        return not self.done and self._ask("resume")
 
     def retry(self) -> bool:
         """Run it again, from its newest checkpoint; whether that could be done."""
         return self._ask("retry")
 
     def _ask(self, command: str) -> bool:
-        answer = ask(self.run._rundir, Command(command=command, targets=[self.id]))
-        return any(answer.done)
+        return bool(ask_or_leave(self.run._rundir, Command(command=command, targets=[self.id])))
 
     # -- its place ---------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
 from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.store.run_folders import go_on, named
-from hpcsched.store.rundir import RunDir, agent_alive
+from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import JobStatus, Status, read_status
 
 ANSWER_WITHIN_S = 10.0
@@ -39,6 +39,21 @@ def ask(rundir: RunDir, command: Command) -> Answer:
     if answer.error:
         raise CommandRefused(answer.error)
     return answer
+
+
+LEFT = ("cancel", "hold", "release", "resume")
+"""Commands that are left to the next agent, which carries them out before it starts anything."""
+
+
+def ask_or_leave(rundir: RunDir, command: Command) -> int:
+    """Send a command about jobs that are not over; to how many of them something is done.
+
+    Without an agent one of LEFT is left to the next, which does it to all. Raises HpcschedError.
+    """
+    if command.command in LEFT and not agent_works(rundir):
+        send(rundir, command)
+        return len(command.targets)
+    return sum(ask(rundir, command).done)
 
 
 def leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:

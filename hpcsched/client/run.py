@@ -20,7 +20,7 @@ from hpcsched.agent.inbox import Command
 from hpcsched.client import display, functions, names, waiting
 from hpcsched.client.job import Job
 from hpcsched.client.keys import Keys
-from hpcsched.client.requests import LOOKS_EVERY_S, StillThere, ask, leave, names_in, wait_for
+from hpcsched.client.requests import LOOKS_EVERY_S, StillThere, ask, ask_or_leave, leave, names_in, wait_for
 from hpcsched.dialects.command import program_name
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
 from hpcsched.printing import suggestion
@@ -207,7 +207,7 @@ class Run:
         waiting_ = [job for job in left if waiting.waits(job)]
         ended = len(waiting.take_back(self._rundir, waiting_)[0]) if waiting_ else 0
         if targets := [job.id for job in left if not waiting.waits(job)]:
-            ended += sum(ask(self._rundir, Command(command="cancel", targets=targets)).done)
+            ended += ask_or_leave(self._rundir, Command(command="cancel", targets=targets))
         return ended
 
     def wait(

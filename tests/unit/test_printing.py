@@ -6,9 +6,7 @@ import pytest
 
 from hpcsched.printing import hanging
 
-LINE = (
-    "[   0:10] job 1 (train) is asked to save: /a/path/that-nobody-copies-in-two-parts/is/whole its save"
-)
+LINE = "[   0:10] job 1 (train) is asked to save: /a/path/that-nobody-copies-in-two-parts/is/whole its save"
 
 
 def test_a_long_line_is_broken_between_words_and_hangs() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hpcsched.agent.inbox import Command, send
 from hpcsched.cli.common import meant, say, say_json, select
+from hpcsched.client.requests import LEFT
 from hpcsched.client.waiting import read_all, take_back, taken_by, waiting_by_job, waits, with_untaken
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.states import JobState
@@ -44,10 +45,6 @@ def explained(rundir: RunDir, key: str, *, as_json: bool) -> bool:
     for text in following:
         say(f"  next: {text}")
     return True
-
-
-LEFT = ("cancel", "hold", "release", "resume")
-"""Commands that are left to the next agent, which carries them out before it starts anything."""
 
 
 def leave(rundir: RunDir, command: str, keys: Sequence[str]) -> int | None:

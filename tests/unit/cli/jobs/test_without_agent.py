@@ -11,6 +11,7 @@ from rundirs import a_home, a_run
 
 from hpcsched.agent.inbox import Command, Inbox, send
 from hpcsched.cli.main import cli
+from hpcsched.client.run import Run
 from hpcsched.core.model import JobState
 from hpcsched.errors import ConfigError, NoSuchRun
 from hpcsched.store.run_folders import waits
@@ -168,6 +169,9 @@ def test_commands_on_jobs_of_a_stopped_run_are_left_to_the_next_agent(home: Path
     assert "is to go on" in told("release", "2-3")
     left = [(c.command, c.targets) for _, c in Inbox.peek(RunDir(folder)) if c.command != "submit"]
     assert left == [("cancel", [1]), ("hold", [2]), ("release", [2, 3])]
+    mine = {job.name: job for job in Run(folder).jobs}
+    assert mine["job-2"].cancel() and not mine["job-4"].cancel() and not mine["job-4"].resume()
+    assert Inbox.peek(RunDir(folder))[-1][1].targets == [2]
     shown = hpcsched("status", "--dir", str(folder))
     assert "a cancel of job-1 waits" in shown.stderr and "a release of job-2, job-3 waits" in shown.stderr
 
