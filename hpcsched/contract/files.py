@@ -36,6 +36,9 @@ METRICS = "metrics.jsonl"
 VERSIONS = "versions.json"
 """By what the newest attempt that became ready has trained (`words.Versions`); for people."""
 
+LOGGED = "logged.json"
+"""Which metrics the program logs itself, of those that its library would log: an object with their names."""
+
 OUTCOME = "outcome.pickle"
 """What such a function has returned, or raised: see `hpcsched.worker.call`."""
 

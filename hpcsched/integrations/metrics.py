@@ -7,7 +7,7 @@ from typing import Any
 
 from hpcsched.contract.metrics import MOST_METRICS, is_name
 from hpcsched.worker.link import Link
-from hpcsched.worker.process.metrics_log import Pace
+from hpcsched.worker.process.metrics_log import MetricsLog, Pace
 
 
 class Metrics:
@@ -17,20 +17,20 @@ class Metrics:
         self._link = link
         self._logs = link.active and link.rank == 0
         self._pace = Pace()
-        self._logged: set[str] = set()
+        self._log = MetricsLog(link.env.job_dir if link.env is not None else None)
 
     def log(self, values: Mapping[str, Any], step: int) -> None:
         """The framework, or the program, logs after `step` steps: what of it are numbers. What else
         frameworks log, such as texts and images, ends no training."""
         if self._logs:
-            found = _numbers(values)
-            self._logged.update(found)
-            self._link.log(found, step=step)
+            self._link.log(_numbers(values), step=step)
 
     def at_pace(self, values: Mapping[str, Any], step: int) -> None:
-        """What is known after each step, where nobody says when to log; what `log` is given is left to it."""
-        if self._logs and (left := values.keys() - self._logged) and self._pace.due():
-            self._link.log(_numbers({name: values[name] for name in left}), step=step)
+        """What is known after each step, where nobody says when to log, but for what the program logs."""
+        env = self._link.env
+        if self._logs and env is not None and (left := self._log.left(values)) and self._pace.due():
+            found = _numbers({name: values[name] for name in values if name in left})
+            self._log.write_for_it(step, found, attempt=env.attempt)
 
 
 def whole_work(*, begun: int, epochs: int, steps: int, batches: int, length: int) -> int:

@@ -77,7 +77,7 @@ _BEST = re.compile(r"best[\w.-]*\.pt")
 
 _OF_JOB = re.compile(
     r"hpcsched-\d+\.out|(?:ready|refused|held|left|stop|unusable)\.\d+(?:\.rank\d+)?"
-    r"|layers\.json|plan\.json|batches\.jsonl|checkpoints\.json|never-a-guest|\.[\w.-]+\.tmp"
+    r"|layers\.json|logged\.json|plan\.json|batches\.jsonl|checkpoints\.json|never-a-guest|\.[\w.-]+\.tmp"
 )
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import SupportsFloat
 
-from hpcsched.contract import files
+from hpcsched.contract import codec, files
 from hpcsched.contract.metrics import Point
 from hpcsched.errors import BadInput
-from hpcsched.worker.process.contract import say
+from hpcsched.worker.process.contract import say, write_atomically
 
 MOST_A_SECOND = 1.0
 """Seconds between two points of a training's own metrics, at least (chosen)."""
@@ -20,6 +21,47 @@ MOST_A_SECOND = 1.0
 POINTS = 1000
 """Of a long training a point comes each time when it has taken longer by this part (chosen): a week makes
 some 7,000."""
+
+
+class _Logged:
+    """The names of the metrics that the program of a job logs itself.
+
+    Those that would be logged for it are on record for the attempts to come: their lines go on in the same
+    curve, from their first step on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / files.LOGGED
+        self._recorded = _names(self._path)
+        self.names = set(self._recorded)
+
+    def left(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that the program does not log."""
+        asked = set(names)
+        if new := (asked & self.names) - self._recorded:
+            self._recorded |= new
+            # Without the record an attempt to come learns it when the program logs.
+            with contextlib.suppress(OSError):
+                write_atomically(self._path, codec.line(dict.fromkeys(sorted(self._recorded), True)))
+        return asked - self.names
+
+
+_of_folder: dict[Path, _Logged] = {}
+"""What all logs of this process know of a job: a program may have a `Session` and a `Link`."""
+
+
+def _of(folder: Path) -> _Logged:
+    if folder not in _of_folder:
+        _of_folder[folder] = _Logged(folder)
+    return _of_folder[folder]
+
+
+def _names(path: Path) -> set[str]:
+    try:
+        with path.open("rb") as file:
+            return set(codec.document(file.read(codec.SMALL_BYTES + 1)))
+    except (OSError, BadInput):
+        return set()
 
 
 class MetricsLog:
@@ -30,10 +72,22 @@ class MetricsLog:
 
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / files.METRICS
+        self._logged = None if folder is None else _of(folder)
         self._descriptor: int | None = None
 
+    def left(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that the program does not log itself: what may be logged for it."""
+        return set(names) if self._logged is None else self._logged.left(names)
+
     def write(self, step: int, values: Mapping[str, SupportsFloat | None], *, attempt: int) -> None:
-        """Add the values after `step` steps. Raises ValueError for names that are none."""
+        """Add what the program logs after `step` steps. Raises ValueError for names that are none."""
+        if self._logged is not None:
+            self._logged.names.update(values)
+        self.write_for_it(step, values, attempt=attempt)
+
+    def write_for_it(self, step: int, values: Mapping[str, SupportsFloat | None], *, attempt: int) -> None:
+        """Add what is logged for a program, of the names that are `left`. Raises ValueError for names that
+        are none."""
         if self._path is None or not values:
             return
         numbers = {name: None if value is None else float(value) for name, value in values.items()}

@@ -32,7 +32,7 @@ class TrainingLog:
         """Who else gets what is logged, on rank 0: objects with `log(metrics, step)` and `close()`."""
 
     def step_made(self, *, force: bool = False) -> None:
-        """A step is made: log it, if that is due."""
+        """A step is made: log it, if that is due, but for what the user logs."""
         context = self._context
         if context.env is None or context.rank != 0 or not (self._pace.due() or force):
             return
@@ -45,7 +45,10 @@ class TrainingLog:
         if self._seen is not None and now > self._seen[1]:
             values["samples_per_second"] = (training.samples - self._seen[0]) / (now - self._seen[1])
         self._seen = training.samples, now
-        self._put(values, training.step, context.env.attempt)
+        left = self._log.left(values)
+        own = {name: value for name, value in values.items() if name in left}
+        self._log.write_for_it(training.step, own, attempt=context.env.attempt)
+        self._pass_on(own, training.step)
         if self._says and (self._said.due() or force):
             self._say(values)
 
@@ -54,7 +57,8 @@ class TrainingLog:
         context = self._context
         if context.env is not None and context.rank == 0:
             check_not_gone()
-            self._put(values, step, context.env.attempt)
+            self._log.write(step, values, attempt=context.env.attempt)
+            self._pass_on(values, step)
 
     def close(self) -> None:
         """Nothing is logged any more."""
@@ -63,10 +67,9 @@ class TrainingLog:
                 close()
         self.also = ()
 
-    def _put(self, values: Mapping[str, float | None], step: int, attempt: int) -> None:
-        self._log.write(step, values, attempt=attempt)
+    def _pass_on(self, values: Mapping[str, float | None], step: int) -> None:
         known = {name: value for name, value in values.items() if value is not None}
-        for logger in self.also:
+        for logger in self.also if known else ():
             logger.log(known, step)
 
     def _say(self, values: dict[str, float | None]) -> None:

@@ -30,7 +30,7 @@ NAMES = {
 }
 FILES = {
     *(files.STATE, files.CHECKPOINT, files.LAYERS, files.NEVER_A_GUEST, files.METRICS, files.OUTCOME),
-    files.VERSIONS,
+    *(files.VERSIONS, files.LOGGED),
     *(
         name("N")  # type: ignore[arg-type]
         for name in (files.ready, files.held, files.refused, files.left, files.unusable, files.stop)

@@ -1,0 +1,30 @@
+"""A session logs what its user does not log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from hpcsched.store.metrics import read_points  # noqa: E402
+from hpcsched.worker.session.training_log import TrainingLog  # noqa: E402
+
+
+def test_a_metric_that_the_program_logs_is_left_to_it(tmp_path: Path) -> None:
+    training = SimpleNamespace(
+        last_loss=lambda: 0.5, optimizer=SimpleNamespace(param_groups=[{"lr": 0.1}]), samples=8, step=1
+    )
+    env = SimpleNamespace(job_dir=tmp_path, trainer=None, attempt=1)
+    context: Any = SimpleNamespace(env=env, rank=0, training=training)
+    log, told = TrainingLog(context), list[tuple[dict[str, float], int]]()
+    log.also = [SimpleNamespace(log=lambda values, step: told.append((values, step)))]
+    log.write({"loss": 100.0}, step=1)
+    log.step_made(force=True)
+    expected = [({"loss": 100.0}, 1), ({"lr": 0.1}, 1)]
+    assert told == expected
+    assert [(point.values, point.step) for point in read_points(tmp_path / "metrics.jsonl")] == expected
