@@ -59,6 +59,33 @@ class Saves:
     in_vain: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What was seen of the training in an attempt of a job that saves by itself: nobody says when it begins.
+
+    It had made `first` steps at `first_s`, when it was first seen to have made any, and `newest` at
+    `newest_s`, when it was last: as many as it began with where nothing tells steps. `saved_s` is when its
+    newest checkpoint was written, of a program that does not catch the signal which asks for one. Times are
+    in seconds of the run's clock.
+    """
+
+    attempt: int
+    first: int
+    first_s: float
+    newest: int
+    newest_s: float
+    saved_s: float | None = None
+
+    def begun_s(self, from_step: int) -> float | None:
+        """When its steps after `from_step` began, as steps of an attempt are taken to last equally long.
+
+        None: too little was seen."""
+        if not from_step < self.first < self.newest:
+            return None
+        step_s = (self.newest_s - self.first_s) / (self.newest - self.first)
+        return self.first_s - (self.first - from_step) * step_s
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
     """What is true of few jobs; apart, and shared, as a million jobs must fit into a gibibyte.
@@ -67,12 +94,12 @@ class Traits:
     that it can use as far as that is known (None: any), and `per_gpu` whether its newest attempt was started
     as one process on each: see `core.processes`. `failed_fast` is the exit code and the last line of its last
     attempt, if that has failed soon after its start. `anew`: it has been begun once more, and has saved
-    nothing since. `saves` is for a job that saves by itself. `untimed` is the number of its first attempts
-    that its time limit does not count, as it was run again after them; nor does it count `unstarted_s`
-    seconds of the others, before their processes were started. `excuses` are the ids of the background jobs
-    that a failure of it has been put down to. `losses` is how many of its attempts in a row were lost that it
-    was not to blame for. `repeated` is the number of steps that it has done once more. `told_steps` is the
-    whole work in steps as its program says it.
+    nothing since. `saves` is for a job that saves by itself, as is `trained`: those of its attempts that were
+    seen to train. `untimed` is the number of its first attempts that its time limit does not count, as it was
+    run again after them; nor does it count `unstarted_s` seconds of the others, before their processes were
+    started. `excuses` are the ids of the background jobs that a failure of it has been put down to. `losses`
+    is how many of its attempts in a row were lost that it was not to blame for. `repeated` is the number of
+    steps that it has done once more. `told_steps` is the whole work in steps as its program says it.
     """
 
     most_gpus: int | None = None
@@ -81,6 +108,7 @@ class Traits:
     failed_fast: tuple[int, str] | None = None
     anew: bool = False
     saves: Saves = Saves()
+    trained: tuple[Trained, ...] = ()
     untimed: int = 0
     unstarted_s: float = 0.0
     excuses: tuple[int, ...] = ()
@@ -194,6 +222,34 @@ class Job:
     def has_saved(self, **known: Any) -> None:
         """From now on this is known of how it saves by itself."""
         self.has(saves=replace(self.traits.saves, **known))
+
+    def was_seen(self, step: int | None, at_s: float, *, saved: bool = False) -> None:
+        """It had made `step` steps (None: nobody knows) at `at_s`. `saved`: a checkpoint is of then, and it
+        does not catch the signal that asks it to write one."""
+        seen, from_step = self.trained_in(self.attempt), self.current.from_step
+        if at_s <= self.current.start_s or (step is not None and step <= from_step):
+            return
+        if seen is None:
+            step = from_step if step is None else step
+            seen = Trained(self.attempt, first=step, first_s=at_s, newest=step, newest_s=at_s)
+        elif step is not None and step > seen.newest and at_s > seen.newest_s:
+            seen = replace(seen, newest=step, newest_s=at_s)
+        if saved:
+            seen = replace(seen, saved_s=max(at_s, seen.saved_s or 0.0))
+        earlier = (one for one in self.traits.trained if one.attempt != self.attempt)
+        self.has(trained=(*earlier, seen))
+
+    def trained_in(self, attempt: int) -> Trained | None:
+        """What was seen of its training in the attempt of this number; None: nothing."""
+        return next((one for one in reversed(self.traits.trained) if one.attempt == attempt), None)
+
+    def leaves_s(self, attempt: Attempt) -> float | None:
+        """Since when an attempt that was asked to leave has done nothing any more that is kept: one that does
+        not catch its signal goes on until it has saved. None: it was not asked."""
+        trained = self.trained_in(attempt.number)
+        if attempt.signalled_s is None or trained is None or trained.saved_s is None:
+            return attempt.signalled_s
+        return max(attempt.signalled_s, trained.saved_s)
 
     @property
     def saves_by_itself(self) -> bool:

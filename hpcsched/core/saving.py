@@ -37,10 +37,12 @@ def newest(job: Job, now: float) -> str:
 
 
 def what_is_lost(job: Job, now: float, unsaved_s: float) -> str:
-    """What a suspend costs a running job, for the one that asks for it; "" for nothing."""
+    """What a suspend costs a running job as far as is known, for the one that asks for it; "" for nothing.
+
+    It may have saved since in what is not known to be whole yet."""
     if not job.saves_by_itself or unsaved_s < 1:
         return ""
-    return f"; {newest(job, now)}: {_lost(unsaved_s)} is lost"
+    return f"; {newest(job, now)}: {_lost(unsaved_s)} is lost, unless it saves before it ends"
 
 
 def _lost(unsaved_s: float) -> str:

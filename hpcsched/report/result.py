@@ -176,6 +176,7 @@ def summarise(
     mean_jct_bound_s: float | None = None,
     overheads: Callable[[J, Attempt], float] = lambda job, attempt: 0.0,
     losses: Callable[[J, Attempt], float] = lambda job, attempt: 0.0,
+    leaves_s: Callable[[J, Attempt], float | None] = lambda job, attempt: attempt.signalled_s,
     held_from_s: Callable[[J, Attempt], float | None] = lambda job, attempt: attempt.start_s,
     downtime_s: float = 0.0,
     now_s: float = 0.0,
@@ -218,6 +219,8 @@ def summarise(
         label: what to call it, where that is not the policy's name.
         lower_bound_s, mean_jct_bound_s: what no schedule's makespan and mean JCT can be below
             (`sim.bounds`), if known.
+        leaves_s: since when an attempt that was asked to leave has done no work that is kept; None: it was
+            not asked.
         overheads: seconds that a job spent on start or resume, and on suspend or change, in an attempt.
         losses: seconds that it trained in an attempt without that its steps were kept.
         held_from_s: since when an attempt counts as the one that uses its GPUs; None for one that is only
@@ -243,7 +246,7 @@ def summarise(
         if not job.spec.background or len(guests) == len(jobs):
             tally.add(measures)
         if keep_jobs:
-            kept.append(_job(job, measures))
+            kept.append(_job(job, measures, [leaves_s(job, attempt) for attempt in job.attempts]))
     mean_jct_s = _mean(tally.jcts)
     there_s = gpus * end_s - away_gpu_s(end_s)
     return Result(
@@ -300,8 +303,8 @@ def _end(jobs: Iterable[JobRecord], now_s: float) -> float:
     return end_s
 
 
-def _job(job: JobRecord, measures: Measures) -> JobResult:
-    attempts = tuple(_attempt(a, s) for a, s in zip(job.attempts, measures.overheads, strict=True))
+def _job(job: JobRecord, measures: Measures, leaves_s: list[float | None]) -> JobResult:
+    attempts = tuple(map(_attempt, job.attempts, measures.overheads, leaves_s))
     overhead_s = sum(measures.overheads)
     return JobResult(
         id=job.id,
@@ -328,12 +331,12 @@ def _job(job: JobRecord, measures: Measures) -> JobResult:
     )
 
 
-def _attempt(attempt: Attempt, overhead_s: float) -> AttemptResult:
+def _attempt(attempt: Attempt, overhead_s: float, leaves_s: float | None) -> AttemptResult:
     suspend_s = 0.0
     if attempt.ended is Ended.RESIZED:
         suspend_s = min(attempt.stopped_s or 0.0, overhead_s)
-    elif attempt.ended is Ended.SUSPENDED and attempt.end_s is not None and attempt.signalled_s is not None:
-        suspend_s = min(attempt.end_s - attempt.signalled_s, overhead_s)
+    elif attempt.ended is Ended.SUSPENDED and attempt.end_s is not None and leaves_s is not None:
+        suspend_s = min(attempt.end_s - leaves_s, overhead_s)
     seats, usage = attempt.seats, attempt.usage
     return AttemptResult(
         start_s=attempt.start_s,

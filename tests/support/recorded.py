@@ -144,7 +144,7 @@ def picture(machine: Machine) -> dict[str, Any]:
             "lease it was told of": lease(job.becoming),
             "ready": job.ready,
             "can be resized in place": job.in_place,
-            "traits": plain(replace(job.traits, excuses=(), losses=0, repeated=0)),
+            "traits": plain(replace(job.traits, excuses=(), losses=0, repeated=0, trained=())),
             "wanted": job.wanted,
             "attempt": job.attempt,
             "attempts": plain(job.attempts),

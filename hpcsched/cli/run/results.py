@@ -64,6 +64,7 @@ def result_of(
         mean_jct_bound_s=bounds.mean_jct_s,
         overheads=lambda job, attempt: overhead_s(machine, job, attempt),
         losses=lambda job, attempt: lost_work_s(machine, job, attempt),
+        leaves_s=lambda job, attempt: job.leaves_s(attempt),
         held_from_s=machine.ledger.held_from_s,
         downtime_s=downtime_s,
         now_s=machine.run.now,
@@ -79,26 +80,41 @@ def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
     """Seconds of an attempt that were no training: start or resume, and suspend or change in place.
 
     The start counts as it was measured; where it was not, by the profile if that has it, else until the
-    program said it is ready.
+    program said it is ready. One that saves by itself does not say so: its start ends where its training
+    began by the steps that were seen, and counts for nothing where it was not seen to train. What it trains
+    on after it was asked to leave is training as far as it has saved it.
     """
     end_s = machine.run.now if attempt.end_s is None else attempt.end_s
-    leaving_s = 0.0 if attempt.signalled_s is None else end_s - attempt.signalled_s
+    leaves_s = job.leaves_s(attempt)
+    leaving_s = 0.0 if leaves_s is None else end_s - leaves_s
     if attempt.ended is Ended.RESIZED:
         leaving_s = min(attempt.stopped_s or 0.0, end_s - attempt.start_s)
     profile, cost = machine.estimates.profile(job), 0.0 if attempt.in_place else attempt.launch_s
     if cost is None and profile:
         cost = profile.launch_s(len(attempt.gpus) // job.spec.nodes, first=attempt.number == 1)
     if cost is None:
-        cost = 0.0 if attempt.ready_s is None else attempt.ready_s - attempt.start_s
+        cost = _started_s(job, attempt) - attempt.start_s
     return min(cost, end_s - attempt.start_s - leaving_s) + leaving_s
+
+
+def _started_s(job: Job, attempt: Attempt) -> float:
+    """When the attempt began to train, as was seen; else when it was ready, or was seen to train before."""
+    trained, ready_s = job.trained_in(attempt.number), attempt.ready_s
+    if trained is None:
+        return attempt.start_s if ready_s is None or job.saves_by_itself else ready_s
+    begun_s = trained.begun_s(attempt.from_step)
+    if begun_s is None:
+        begun_s = trained.first_s if ready_s is None else min(ready_s, trained.first_s)
+    return max(attempt.start_s, begun_s)
 
 
 def lost_work_s(machine: Machine, job: Job, attempt: Attempt) -> float:
     """Seconds of an attempt, besides its overhead, whose training came to nothing: its steps after the newest
     checkpoint were done again, or never.
 
-    Steps of an attempt are taken to last equally long. Of one that failed and told no steps it is all: how
-    much its program had saved by itself is not known.
+    Steps of an attempt are taken to last equally long. Where none after the newest checkpoint were told of a
+    program that saves by itself, it is the time from that until it was asked to leave, or ended. Of one that
+    failed and told no steps it is all: how much its program had saved by itself is not known.
     """
     if attempt.ended not in (Ended.FAILED, Ended.LOST, Ended.SUSPENDED) or attempt.end_s is None:
         return 0.0
@@ -110,7 +126,10 @@ def lost_work_s(machine: Machine, job: Job, attempt: Attempt) -> float:
     else:
         share = 1.0 - min(1.0, max(0.0, kept / done))
     if not share:
-        return 0.0
+        trained = job.trained_in(attempt.number)
+        saved_s = trained.saved_s if trained else None
+        ends_s = attempt.end_s if attempt.signalled_s is None else attempt.signalled_s
+        return 0.0 if saved_s is None else max(0.0, ends_s - saved_s)
     return share * (attempt.end_s - attempt.start_s - overhead_s(machine, job, attempt))
 
 

@@ -60,6 +60,8 @@ class Reports:
             if seen.step != job.step:
                 self._run.touch(job.id)
             job.step, job.reports = max(job.step, seen.step), True
+            if job.saves_by_itself:
+                job.was_seen(seen.step, event.at if seen.done_s is None else seen.done_s)
             if seen.rate is not None and seen.rate > 0:
                 job.rate = seen.rate
             if seen.total is not None and seen.total != job.traits.told_steps:
@@ -121,6 +123,9 @@ class Reports:
                 self._endings.has_progressed(job)
             job.reports = reports or event.step is not None
             job.has_saved(at=newer_s if event.saved_at is None else event.saved_at)
+            if event.saved_at is not None:
+                seen = job.step if event.step is None and reports else event.step
+                job.was_seen(seen, event.saved_at, saved=not (before.handles or event.handles))
         job.has_saved(handles=event.handles)
         self._run.touch(job.id)
         if not job.ready:

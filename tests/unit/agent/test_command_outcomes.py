@@ -86,5 +86,6 @@ def test_a_suspend_of_a_program_that_saves_by_itself_is_taken_and_says_what_it_c
     driver.reports("x", 700)
     (_,), answer = asked(driver, "suspend", 1)
     assert answer.outcomes == [
-        "is asked to save and leave; newest checkpoint of step 500, 3 min ago: 3 min of work is lost"
+        "is asked to save and leave; newest checkpoint of step 500, 3 min ago: 3 min of work is lost, "
+        "unless it saves before it ends"
     ]

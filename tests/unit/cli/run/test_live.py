@@ -143,7 +143,7 @@ def test_what_a_dead_agent_and_a_drain_cost_is_told() -> None:
 
     assert told(driver.drain()) == [
         "job 1 (a) is told to end (SIGTERM): it has not said that it can save",
-        "job 2 (b) is asked to save; no checkpoint yet: 30 s of work is lost",
+        "job 2 (b) is asked to save; no checkpoint yet: 30 s of work is lost, unless it saves before it ends",
     ]
     assert told(driver.exits("a", 143))[0].endswith("signal 15 (SIGTERM); begins anew when the run goes on")
     driver.now += 1.0

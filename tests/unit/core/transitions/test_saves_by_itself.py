@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcsched.cli.run.results import lost_work_s, overhead_s, result_of
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, Suspend, Terminate
 from hpcsched.core.model import Kind, Restart
@@ -286,3 +287,114 @@ def test_a_checkpoint_of_unknown_step_that_is_gone_is_told():
     job = run.job("a")
     assert str(job.story[-1].reason) == "its checkpoint cannot be used; begins anew"
     assert not job.reports
+
+
+# --- what counts as overhead ----------------------------------------------------------------------
+
+
+def launched(**rest):
+    """A job that has no handler, none of whose steps has been seen yet."""
+    run = Driver(a_saver(steps=None, **rest))
+    run.tell(ev.WorkersSpawned, "a", processes=((100, 1),))
+    return run
+
+
+def saves(run, saved_at, step=None, after_s=2.0):
+    """A checkpoint is known to be whole so many seconds after it was written."""
+    run.now = saved_at + after_s
+    run.tell(ev.RestartSeen, "a", handles=False, step=step, saved_at=saved_at)
+
+
+def overhead(run, attempt=1):
+    return overhead_s(run.machine, run.job("a"), run.job("a").attempts[attempt - 1])
+
+
+@pytest.mark.parametrize(("steps", "start_s"), [((100, 200, 300), 3.0), ((100,), 10.0), ((None, None), 10.0)])
+def test_a_start_ends_where_the_training_began_by_its_checkpoints(steps, start_s):
+    run = launched()
+    run.now = 10.0
+    run.tell(ev.RestartSeen, "a", handles=False)  # by now it is known to have no handler
+    for number, step in enumerate(steps, 1):
+        saves(run, 3.0 + 60.0 * number, step)
+    run.exits("a", 0)
+    assert overhead(run) == pytest.approx(start_s)
+
+
+def test_a_start_ends_where_the_training_began_by_its_progress():
+    run = launched()
+    run.now = 20.0
+    run.reports("a", 10)
+    run.tell(ev.RestartSeen, "a", handles=False)
+    run.now = 30.0
+    run.reports("a", 20)
+    assert overhead(run) == 10.0
+
+
+def test_a_start_of_which_nothing_was_seen_counts_for_nothing():
+    run = launched()
+    run.now = 10.0
+    run.tell(ev.RestartSeen, "a", handles=False)
+    run.now = 100.0
+    run.exits("a", 0)
+    assert overhead(run) == 0.0
+
+
+def test_a_checkpoint_of_an_earlier_attempt_says_nothing_of_a_start():
+    run = launched()
+    for number in (1, 2, 3):
+        saves(run, 5.0 + 10.0 * number, number)
+    run.suspend("a")
+    run.exits("a", 143, saved=3)
+    began = run.now = 100.0
+    run.resume("a")
+    run.tell(ev.WorkersSpawned, "a", processes=((100, 1),))
+    run.tell(ev.RestartSeen, "a", handles=False, step=3, saved_at=35.0)
+    assert overhead(run, 2) == 0.0
+    for number in (4, 5):
+        saves(run, began + 2.0 + 10.0 * (number - 3), number)
+    run.exits("a", 0)
+    assert (overhead(run, 1), overhead(run, 2)) == (pytest.approx(5.0), pytest.approx(2.0))
+
+
+def test_what_it_trains_on_after_it_was_asked_to_leave_is_no_overhead_if_it_is_kept():
+    run = launched()
+    for number in (1, 2):
+        saves(run, 3.0 + number, number, after_s=0.5)
+    run.now = 6.0
+    run.suspend("a")
+    for number in (4, 12):
+        saves(run, 3.0 + number, number, after_s=0.5)
+    run.now = 16.0
+    run.exits("a", 143, step=12, saved=12)
+    job = run.job("a")
+    assert overhead(run) == pytest.approx(3.0 + 1.0)
+    assert lost_work_s(run.machine, job, job.attempts[0]) == 0.0
+    (attempt,) = result_of(run.machine).jobs[0].attempts
+    assert (attempt.launch_s, attempt.suspend_s) == (pytest.approx(3.0), pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_it_did_after_its_newest_checkpoint_is_lost_though_nothing_tells_its_steps(asked):
+    run = launched()
+    for number in (1, 2):
+        saves(run, 3.0 + number, number)
+    run.now = 35.0
+    if asked:
+        run.suspend("a")
+        run.now = 36.0
+    run.exits("a", 143, saved=2)
+    job = run.job("a")
+    assert lost_work_s(run.machine, job, job.attempts[0]) == 30.0
+    assert overhead(run) == pytest.approx(3.0 + asked)
+
+
+def test_the_save_that_it_was_asked_for_is_overhead():
+    run = begun(a_saver())
+    run.now = 50.0
+    run.reports("a", 50)
+    run.suspend("a")
+    run.now = 53.0
+    run.tell(ev.RestartSeen, "a", handles=True, step=51, saved_at=53.0)
+    run.now = 54.0
+    run.exits("a", 0, step=51)
+    assert overhead(run) == 4.0
