@@ -79,7 +79,8 @@ class Trained:
     def begun_s(self, from_step: int) -> float | None:
         """When its steps after `from_step` began, as steps of an attempt are taken to last equally long.
 
-        None: too little was seen."""
+        None: too little was seen.
+        """
         if not from_step < self.first < self.newest:
             return None
         step_s = (self.newest_s - self.first_s) / (self.newest - self.first)
