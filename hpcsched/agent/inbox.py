@@ -133,6 +133,9 @@ class Inbox:
         self._new, self._ack = rundir.inbox / "new", rundir.inbox / "ack"
         self._stuck: set[str] = set()
         self._answers: deque[tuple[float, str]] = deque()
+        self._begun = f"{time.time_ns():020d}"
+        self.refused: list[str] = []
+        """Why commands were refused that had waited for this agent: their senders are gone."""
         for old in self._ack.iterdir():
             with contextlib.suppress(OSError):
                 old.unlink()
@@ -166,6 +169,8 @@ class Inbox:
 
         Where that cannot be done it is left, and not read again by this agent.
         """
+        if answer.error and name < self._begun:
+            self.refused.append(answer.error)
         with contextlib.suppress(StoreError):  # no room: the sender will hear nothing
             write_atomically(self._ack / name, msgspec.json.encode(answer))
             self._answers.append((time.monotonic() + ANSWER_KEPT_S, name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,8 @@ class LifeResult:
     requeued_when_preempted: bool = False
     """Whether the batch system requeues this job by itself when it preempts it."""
     killed: bool = False
+    refused: Sequence[str] = ()
+    """Why commands were refused that had waited for this agent, such as submits of jobs that do not fit."""
 
     @property
     def downtime_s(self) -> float:
@@ -56,8 +58,8 @@ class LifeResult:
         """The exit code of `hpcsched run`.
 
         0: all jobs completed; 1: a job failed, its time or its memory did not do; 2: an edit of the job file
-        was not taken; WORK_LEFT: stopped with work left; 130: killed by the user. An edit that was not taken
-        goes before a 0, and before a 1 if this life ran nothing.
+        was not taken, or what had been submitted before; WORK_LEFT: stopped with work left; 130: killed by
+        the user. An edit that was not taken goes before a 0, and before a 1 if this life ran nothing.
         """
         if self.killed:
             return 128 + signal.SIGINT
@@ -65,7 +67,7 @@ class LifeResult:
             return WORK_LEFT
         failed = any(job.state.failed for job in self.machine.run.jobs.values())
         idle = attempts_made(self.machine) == self.attempts_before
-        if (idle and self.edits.said) or (self.edits.ignored and not failed):
+        if (idle and self.edits.said) or ((self.edits.ignored or self.refused) and not failed):
             return 2
         return int(failed)
 

@@ -9,6 +9,9 @@ from hpcsched.errors import ConfigError
 from hpcsched.store.run_folders import waits
 from hpcsched.store.rundir import STALE_AFTER_S, RunDir, RunDirError, RunLock, agent_works, occupied
 
+COMMANDS_HOLD_S = 5.0
+"""Longest time that a command without an agent may hold the lock (chosen): a run that begins waits for it."""
+
 
 def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
     """Raise ConfigError for a directory with a run, unless `resume`; RunDirError where its agent lives.
@@ -28,7 +31,8 @@ def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
 
 def take_run_lock(rundir: RunDir, *, resume: bool) -> RunLock:
     """The run's lock. With `resume` it waits until the earlier agent's last sign of life is old enough."""
-    deadline = time.monotonic() + (STALE_AFTER_S + 5.0 if resume else 0.0)
+    begun = time.monotonic()
+    deadline = begun + (STALE_AFTER_S + 5.0 if resume else 0.0)
     before = _last_sign(rundir)
     while True:
         try:
@@ -36,9 +40,10 @@ def take_run_lock(rundir: RunDir, *, resume: bool) -> RunLock:
         except RunDirError:
             # The earlier agent's host may be gone without a word, as when its allocation was killed.
             elsewhere = (record := rundir.read_record()) and record.host != socket.gethostname()
-            if not elsewhere:
+            by_a_command = time.monotonic() < begun + COMMANDS_HOLD_S and not agent_works(rundir)
+            if not (elsewhere or by_a_command):
                 raise
-            if time.monotonic() > deadline:
+            if elsewhere and time.monotonic() > deadline:
                 if _last_sign(rundir) != before or not resume:
                     raise
                 # Nothing has moved for so long: its sign of life only looks fresh, as clocks differ.

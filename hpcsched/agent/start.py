@@ -373,6 +373,7 @@ def run(
             short_of_hosts=bool(hosts.remote and hosts.remote.lost()),
             requeued_when_preempted=allocation.preemption is not None and allocation.preemption.requeues,
             killed=agent.killed,
+            refused=resources.inbox.refused,
         )
 
 

@@ -266,7 +266,7 @@ def name_one(key: str, jobs: Mapping[str, JobState]) -> UnknownJob:
 
 
 def meant(status: Status, keys: Sequence[str]) -> list[JobStatus]:
-    """The same, of an array only the jobs that are not over; all of them if none is left."""
+    """As `select`, of an array only the jobs that are not over; all of them if none is left."""
     chosen, of_arrays = select(status, keys), {word for key in keys for word in key.split(",")}
     return [job for job in chosen if not (job.array in of_arrays and job.state.final)] or chosen
 

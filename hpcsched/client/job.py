@@ -19,10 +19,11 @@ from hpcsched.decoding import read_file, read_tail
 from hpcsched.errors import BadInput, HpcschedError, StoreError, UnknownJob
 from hpcsched.printing import printable
 from hpcsched.store.metrics import read_points
+from hpcsched.store.rundir import agent_works
 
 if TYPE_CHECKING:
     from hpcsched.client.run import Run
-    from hpcsched.store.status import JobStatus
+from hpcsched.store.status import JobStatus
 
 TAIL_BYTES = 2**11
 """The end of a job's output that is told with its failure (chosen)."""
@@ -146,10 +147,10 @@ class Job:
     def cancel(self) -> bool:
         """End it for good; whether there was something to end. Without an agent the next one does it."""
         status = self._status()
-        if waiting.waits(status):
-            gone, _ = waiting.take_back(self.run._rundir, [status])
-            return bool(gone)
-        return not status.state.final and self._ask("cancel")
+        gone = kept = set[str]()
+        if waiting.waits(status) or (status.state.final and not agent_works(self.run._rundir)):
+            gone, kept = waiting.take_back(self.run._rundir, [status])
+        return bool(gone or kept) or (not waiting.waits(status) and self._ask("cancel"))
 
     def suspend(self) -> bool:
         """Have it save and leave its GPUs until `resume`; whether that could be done."""
@@ -157,14 +158,14 @@ class Job:
 
     def resume(self) -> bool:
         """Let it go on after `suspend`; whether that could be done. Without an agent the next one does it."""
-        return not self.done and self._ask("resume")
+        return self._ask("resume")
 
     def retry(self) -> bool:
         """Run it again, from its newest checkpoint; whether that could be done."""
         return self._ask("retry")
 
     def _ask(self, command: str) -> bool:
-        return bool(ask_or_leave(self.run._rundir, Command(command=command, targets=[self.id])))
+        return bool(ask_or_leave(self.run._rundir, Command(command=command), [self._status()]))
 
     # -- its place ---------------------------------------------------------------------------
 

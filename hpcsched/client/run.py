@@ -206,8 +206,8 @@ class Run:
         left = [job for job in found if not job.state.final]
         waiting_ = [job for job in left if waiting.waits(job)]
         ended = len(waiting.take_back(self._rundir, waiting_)[0]) if waiting_ else 0
-        if targets := [job.id for job in left if not waiting.waits(job)]:
-            ended += ask_or_leave(self._rundir, Command(command="cancel", targets=targets))
+        if others := [job for job in left if not waiting.waits(job)]:
+            ended += ask_or_leave(self._rundir, Command(command="cancel"), others)
         return ended
 
     def wait(

@@ -12,7 +12,7 @@ _SIGNALS = (
 
 def said_exit(code: int) -> str:
     """An exit code in a sentence: "exit code 1", or "signal 9 (SIGKILL)" where it tells of a signal, which is
-    128 + N, or -N as Python has it."""
+    128 + N as shells have it, or -N as Python has it."""
     number = _signal_of(code)
     name = f" (SIG{_SIGNALS[number - 1]})" if number <= len(_SIGNALS) else ""
     return f"signal {number}{name}" if number else f"exit code {code}"
@@ -26,4 +26,4 @@ def exit_pair(code: int) -> str:
 
 def _signal_of(code: int) -> int:
     number = -code if code < 0 else code - 128
-    return number if 1 <= number <= 64 else 0
+    return number if 1 <= number <= (64 if code < 0 else len(_SIGNALS)) else 0

@@ -16,6 +16,8 @@ LETTERS = {
 }
 """What can stand behind a percent sign."""
 
+_NUMBERS = "jAa"
+
 _NOT_HERE = re.compile(r"%\d*([bJnst])")
 """Of sbatch, and of what is not here: job steps, tasks and nodes with files of their own."""
 
@@ -34,6 +36,6 @@ def filled(pattern: str, values: Mapping[str, str]) -> str:
 
     def value(found: re.Match[str]) -> str:
         width, text = int(found[1] or 0), "%" if found[2] == "%" else values[found[2]]
-        return text.zfill(width) if text.isdecimal() else text
+        return text.zfill(width) if found[2] in _NUMBERS else text
 
     return _PATTERN.sub(value, pattern)

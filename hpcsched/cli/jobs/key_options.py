@@ -30,7 +30,7 @@ _OPTIONS = {
 
 _ARGS = "What the trainer's build() gets: lr=0.1,width=64, or JSON; can be repeated."
 
-_NUMBER = re.compile(r"\s*[0-9][0-9.e]*\s*")
+_NUMBER = re.compile(r"\s*[+-]?[0-9.][0-9.e]*\s*")
 
 
 def key_options(command: F) -> F:
@@ -78,8 +78,9 @@ def _keys(given: dict[str, str | None], arguments: tuple[str, ...]) -> dict[str,
         keys["args"] = {key: value for text in arguments for key, value in trainer_arguments(text).items()}
     if _NUMBER.fullmatch(time := keys.get("time", "")):
         where = _option(click.get_current_context(), _PREFIX + "time")
-        accepted = f"{time}m, as sbatch means it, or {time}s, as a job file does; 2h, 1:30:00, 1-12"
-        raise ConfigError(where=where, got=f"{time}: without a unit", accepted=accepted)
+        number = time.strip().lstrip("+-")
+        accepted = f"{number}m, as sbatch means it, or {number}s, as a job file does; 2h, 1:30:00, 1-12"
+        raise ConfigError(where=where, got=f"{time.strip()}: without a unit", accepted=accepted)
     if (cores := keys.get("cpus_per_gpu", "")).isdecimal() and len(cores) < 9:
         keys["cpus_per_gpu"] = int(cores)
     return keys

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from hpcsched.cli.common import say
 from hpcsched.printing import printables
 
+MOST_NAMED = 3
+"""Metrics without room that are named; of more it is said how many they are."""
+
 _TEXTS = ("NAME", "ST")
 """Columns of words, which begin at the left."""
 
@@ -28,7 +31,9 @@ def show(first: Sequence[list[str]], metrics: Sequence[list[str]]) -> None:
     for cells in zip(*padded, strict=True):
         say("  ".join(cells).rstrip())
     if left := [column[0] for column in columns[shown:]]:
-        say(f"no room for {', '.join(left)}: --metric NAME, --csv or --json has them", err=True)
+        more = f" and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+        named = ", ".join(left[:MOST_NAMED]) + more
+        say(f"no room for {named}: --metric NAME, --csv or --json has them", err=True)
 
 
 def said_value(values: Mapping[str, float | None], name: str) -> str:

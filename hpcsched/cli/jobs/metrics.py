@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.option(
     "--sort", "-S", metavar="NAME", help="Order jobs by a metric: loss, -accuracy (- turns it round)."
 )
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, all metrics, with times.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, all metrics.")
 @json_option
 @click.pass_context
 def metrics(

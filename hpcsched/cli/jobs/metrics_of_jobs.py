@@ -7,13 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 from hpcsched.cli.jobs.columns import steps
 from hpcsched.cli.jobs.metric_tables import said_value, show
 from hpcsched.contract import files
 from hpcsched.errors import ConfigError, HpcschedError
-from hpcsched.store.metrics import read_curves
+from hpcsched.store.metrics import read_points
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import JobStatus
 
@@ -77,9 +76,10 @@ def tell(
 
 def _last(rundir: RunDir, job: JobStatus) -> dict[str, float | None]:
     """What the job has logged last of each metric, and what it has told at its end."""
-    curves = read_curves(rundir.job(job.id) / files.METRICS)
-    logged = {name: points[-1][1] for name, points in curves.items()}
-    return {name: value if isfinite(value) else None for name, value in logged.items()} | dict(job.metrics)
+    logged: dict[str, float | None] = {}
+    for point in read_points(rundir.job(job.id) / files.METRICS):
+        logged.update(point.values)
+    return {**logged, **job.metrics}
 
 
 def _as_json(line: _Line, names: Sequence[str]) -> dict[str, object]:

@@ -119,15 +119,14 @@ def status(
         return code_of(rundir) if page.run.stale else 0
     with hint_at_runs(ctx, dir_):
         found = waiting.read_all(rundir)
-        asked_for = select(found, wanted) if wanted else found.jobs
+        chosen = select(found, wanted) if wanted else found.jobs
     left = found.run.stale and not all(job.state.final for job in found.jobs)
     code = NoSuchRun.exit_code if left else 0
     if as_json:
         asked(found.run)
-        found.jobs = asked_for
+        found.jobs = chosen
         say_json(found)
         return code
-    chosen = asked_for
     names = _states(states)
     if names is not None:
         chosen = [job for job in chosen if job.state in names]

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from hpcsched.agent.inbox import Command, send
 from hpcsched.cli.common import meant, say, say_json, select
-from hpcsched.client.requests import LEFT
+from hpcsched.client.requests import LEFT, outcome_of
 from hpcsched.client.waiting import read_all, take_back, taken_by, waiting_by_job, waits, with_untaken
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.states import JobState
 from hpcsched.errors import ConfigError
 from hpcsched.store.run_folders import has_commands
 from hpcsched.store.rundir import RunDir
@@ -62,13 +61,14 @@ def leave(rundir: RunDir, command: str, keys: Sequence[str]) -> int | None:
     chosen = meant(status, keys)
     gone, kept = _cancelled(rundir, status, chosen, keys) if command == "cancel" else (set(), set())
     waiting, targets = waiting_by_job(rundir), list[int]()
+    retried = any("retry" in words for words in waiting.values())
     for job in chosen:
         if job.name in gone:
             what = "cancelled"
         elif job.name in kept:
             what = "stays as it is: what waited for it is taken back"
         else:
-            done, what = _outcome(job, command, waiting.get(job.id, ()))
+            done, what = outcome_of(job, command, waiting.get(job.id, ()), retried=retried)
             targets += [job.id] if done else []
         say(f"job {job.id} ({job.name}): {what}", err=True)
     for name in gone - {job.name for job in chosen}:
@@ -77,27 +77,6 @@ def leave(rundir: RunDir, command: str, keys: Sequence[str]) -> int | None:
         send(rundir, Command(command=command, targets=targets))
         say(f"hpcsched: no agent in {rundir.root}; the next `{taken_by(status)}` does it", err=True)
     return int(not (gone or kept or targets))
-
-
-def _outcome(job: JobStatus, command: str, waiting: Sequence[str]) -> tuple[bool, str]:
-    """Whether the next agent will do something to the job, after what is `waiting` for it, and what."""
-    if job.state.final:
-        again = "" if command == "cancel" else f"; `hpcsched retry {job.name}` runs it again"
-        return False, f"is {job.state} already: nothing to {command}{again}"
-    if waits(job):
-        return False, f"waits for an agent: it can be cancelled, but not told to {command}"
-    if "cancel" in waiting:
-        return False, "is to be cancelled already"
-    if command == "cancel":
-        return True, "is to be cancelled"
-    held = job.state == JobState.HELD or job.reason == Why.USER_SUSPENDED
-    for word in waiting:
-        held = word == "hold" if word in LEFT else held
-    if command == "hold":
-        return not held, "is held already" if held else "is to be held"
-    if held or job.state.active:  # one that ran may have been told to stay away
-        return True, "is to go on"
-    return False, "is neither held nor suspended by you"
 
 
 def _cancelled(

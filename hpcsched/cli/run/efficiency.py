@@ -66,8 +66,8 @@ def efficiency(
         rundir.require()
         if not rundir.begun:
             raise NoSuchRun(f"the run in {rundir.root} has not started yet")
+        chosen = {job.id for job in select(read_status(rundir), jobs)} if jobs else None
     machine = replay(rundir.journal, make_policy).machine
-    chosen = {job.id for job in select(read_status(rundir), jobs)} if jobs else None
     together, each = efficiency_of(machine, job_use.read(rundir.job_use), chosen)
     by_flag = ctx.get_parameter_source("policy") is click.core.ParameterSource.COMMANDLINE
     modelled = _modelled(ctx, dir_, policy) if policy and by_flag else []  # settings are about `run`

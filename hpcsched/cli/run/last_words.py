@@ -71,6 +71,8 @@ def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequen
     for job in machine.run.jobs.values():
         if job.state.failed:
             _tell_failure(life, job.id)
+    for why in life.refused:
+        say(f"hpcsched: not taken from what waited: {why}", err=True)
     if life.exit_code == 130:
         left = machine.run.unfinished
         say(f"hpcsched: killed with {left} jobs left; go on with `{again}`", err=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcsched.cli.common import plural
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
-from hpcsched.core.model import JobState, Role
+from hpcsched.core.model import Device, JobState, Role
+from hpcsched.core.reasons import Why
 from hpcsched.errors import HpcschedError
 from hpcsched.sim.past_run import past_of
 
@@ -59,8 +60,10 @@ def _reasons(machine: Machine, past: Past) -> Iterator[str]:
         yield "there are jobs on CPU cores"
     if any(job.spec.background or shares_a_gpu(job.spec) or _packed(job) for job in jobs):
         yield "there are jobs that share a GPU, and how that slows them under others was not measured"
-    if machine.ledger.lost or len({life.gpus for life in machine.run.lives}) != 1:
+    if machine.ledger.lost or len(set(map(_alike, machine.leftover.devices))) != 1:
         yield f"the run did not have the same {machine.ledger.noun}s all the time"
+    if any(note.reason.why in (Why.HELD, Why.USER_SUSPENDED) for job in jobs for note in job.story):
+        yield "somebody held or suspended jobs, which no policy knows of"
     if len(machine.ledger.kinds) > 1 or len(set(_by_host(machine).values())) != 1:
         yield f"its hosts, or its {machine.ledger.noun}s, were not all alike"
     if not past.jobs:
@@ -77,6 +80,14 @@ def _by_host(machine: Machine) -> Counter[str]:
     return Counter(device.host for device in machine.leftover.there_at_first)
 
 
+def _alike(devices: Iterable[Device]) -> tuple[tuple[str, ...], ...]:
+    """The kinds of the devices on each host, whatever the hosts are called."""
+    hosts: dict[str, list[str]] = {}
+    for device in devices:
+        hosts.setdefault(device.host, []).append(device.kind)
+    return tuple(sorted(tuple(sorted(kinds)) for kinds in hosts.values()))
+
+
 def _packed(job: Job) -> bool:
     return any(attempt.role in (Role.PACKED, Role.SHARED) for attempt in job.attempts)
 
@@ -85,13 +96,13 @@ def _known(machine: Machine, job: Job, past: Past) -> bool:
     """Whether the job's steps are known, and its speed on each GPU count that a policy might give it."""
     if job.id not in past.ids or job.id in past.rigid:
         return False
+    least, most = job.limits(max(_by_host(machine).values()))
     loaded = machine.estimates.loaded(job)
-    if loaded is not None and loaded.source != "learned":
-        return True
+    if loaded is not None and loaded.source != "learned":  # known between its counts, not beyond them
+        return most <= max(loaded.throughput)
     seen = machine.estimates.profile(job)
     if seen is None:
         return False
-    least, most = job.limits(max(_by_host(machine).values()))
     return all(count in seen.throughput for count in range(least, most + 1) if job.allows(count))
 
 

@@ -179,8 +179,11 @@ def test_commands_without_an_agent(bench: Bench) -> None:
     assert left.returncode == 0 and "the next `hpcsched run --resume" in left.stderr
     assert "a cancel of a waits" in bench("status").stderr
     assert "a cancel waits" in bench("explain", "a").stdout
+    # What does not fit is refused by the agent, and nobody is there to hear it but the one who runs it.
+    assert bench("submit", "--name", "big", "--gpus", "99", "--", "true").returncode == 0
     agent = bench.start("--resume", *CPU, "--grace", "1")
-    assert agent.wait() == 0, agent.said
+    assert agent.wait() == 2, agent.said
+    assert "not taken from what waited: submit: job big.gpus" in agent.said
     assert bench.states() == {"a": "CANCELLED", "b": "COMPLETED", "never": "CANCELLED", "c": "COMPLETED"}
     assert bench.job("a")["attempt"] == 1
 

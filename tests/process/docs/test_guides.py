@@ -121,6 +121,7 @@ LEFT_OUT = {
     "staying": {
         "salloc --nodes=1 --gres=gpu:4 --time=8:00:00": "there is no Slurm",
         "hpcsched top": "shows a table until somebody leaves it",
+        "hpcsched cancel second": "is about a run that has stopped between two allocations",
     },
 }
 
@@ -162,6 +163,10 @@ while step < 10 or not os.path.exists("enough"):
         open("out/checkpoint-10/model", "w").write("weights")
     if given.output_dir == "out" and step == 400:
         print("saved a while ago", flush=True)
+if given.seed:
+    import hpcsched
+
+    hpcsched.Link().finish({"loss": float(given.lr)})
 """
 
 JOBS = """schema = 1

@@ -15,7 +15,8 @@ from hpcsched.core.exits import exit_pair, said_exit
         (128, "exit code 128", "128:0"),
         (137, "signal 9 (SIGKILL)", "0:9"),
         (-15, "signal 15 (SIGTERM)", "0:15"),
-        (128 + 40, "signal 40", "0:40"),
+        (-40, "signal 40", "0:40"),
+        (128 + 40, "exit code 168", "168:0"),
         (255, "exit code 255", "255:0"),  # as of ssh, or of sys.exit(-1)
     ],
 )

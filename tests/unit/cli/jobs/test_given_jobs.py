@@ -256,6 +256,7 @@ def test_options_are_keys_by_sbatchs_names_also_in_a_script(home: Path) -> None:
     ("words", "says"),
     [
         (["-t", "30"], "--time: 30: without a unit; accepted: 30m"),
+        (["-t", "+30"], "--time: +30: without a unit; accepted: 30m"),
         (["-t", "x"], "--time: 'x'"),
         (["--mem", "16"], "--mem: '16'"),
         (["-c", "0"], "--cpus-per-gpu: 0"),

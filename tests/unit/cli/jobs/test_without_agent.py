@@ -169,11 +169,32 @@ def test_commands_on_jobs_of_a_stopped_run_are_left_to_the_next_agent(home: Path
     assert "is to go on" in told("release", "2-3")
     left = [(c.command, c.targets) for _, c in Inbox.peek(RunDir(folder)) if c.command != "submit"]
     assert left == [("cancel", [1]), ("hold", [2]), ("release", [2, 3])]
-    mine = {job.name: job for job in Run(folder).jobs}
-    assert mine["job-2"].cancel() and not mine["job-4"].cancel() and not mine["job-4"].resume()
-    assert Inbox.peek(RunDir(folder))[-1][1].targets == [2]
     shown = hpcsched("status", "--dir", str(folder))
     assert "a cancel of job-1 waits" in shown.stderr and "a release of job-2, job-3 waits" in shown.stderr
+
+
+def test_python_leaves_them_by_the_same_rules(home: Path) -> None:
+    jobs = (JobState.PENDING, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+    folder = a_run(home / "mine", state="STOPPED", age_s=1e5, kind="none", jobs=jobs)
+    waits, over, failed, with_it = Run(folder).jobs
+    for job in (waits, over, with_it):
+        assert not job.resume()
+    assert waits.cancel() and not waits.cancel() and not over.cancel() and not with_it.cancel()
+    with pytest.raises(NoSuchRun):
+        waits.suspend()
+    assert failed.retry() and with_it.cancel(), "a retry of one brings back those cancelled with it"
+    left = [(c.command, c.targets) for _, c in Inbox.peek(RunDir(folder))]
+    assert left == [("cancel", [1]), ("retry", [3]), ("cancel", [4])]
+    assert failed.cancel() and Run(folder).cancel() == 0, "what waited for it is taken back"
+    assert [c.command for _, c in Inbox.peek(RunDir(folder))] == ["cancel", "cancel"]
+
+
+def test_a_cancel_follows_the_retry_that_brings_a_job_back(home: Path) -> None:
+    folder = a_run(home / "mine", state="STOPPED", age_s=1e5, jobs=(JobState.FAILED, JobState.CANCELLED))
+    send(RunDir(folder), Command(command="retry", targets=[1]))
+    said = hpcsched("cancel", "--dir", str(folder), "job-2")
+    assert said.return_value == 0 and "follows the retry that waits" in said.stderr
+    assert "follows the retry" in hpcsched("hold", "--dir", str(folder), "job-1").stderr
 
 
 def test_waiting_for_them_would_be_for_ever(home: Path) -> None:

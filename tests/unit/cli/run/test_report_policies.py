@@ -37,6 +37,7 @@ def test_speeds_are_not_guessed() -> None:
     assert under_policies(a_set(seen={1: 10.0}, gpus=1))[0]
     assert under_policies(a_set(seen={1: 10.0, 2: 16.0}))[0]
     assert under_policies(a_set(seen={2: 16.0}, gpus=2))[1]
+    assert "are not known" in under_policies(a_set(gpus=3))[1], "measured on up to 2"
 
 
 def test_what_cannot_be_told_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +52,25 @@ def test_what_cannot_be_told_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> 
     )
     monkeypatch.setattr(report_policies, "MOST_SIMULATED", 2)
     assert "more than 2 jobs" in under_policies(machine)[1]
+
+
+def test_what_no_policy_knows_of_has_its_reason() -> None:
+    driver = Driver(a_job("a"), a_job("b"), gpus=1, profiles=[a_profile(name, [10.0]) for name in "ab"])
+    driver.runs("a")
+    driver.hold("b")
+    driver.now = 10.0
+    driver.exits("a", 0, 100, 100)
+    driver.now = 99.0
+    driver.release("b")
+    driver.runs("b")
+    driver.exits("b", 0, 100, 100)
+    assert "held or suspended jobs" in under_policies(driver.machine)[1]
+    machine = a_set()
+    first = machine.leftover.devices[0]
+    machine.leftover.devices.append(tuple(replace(device, host="other") for device in first))
+    assert under_policies(machine)[0], "hosts that are alike"
+    machine.leftover.devices.append(tuple(replace(device, kind="V100") for device in first))
+    assert "the same GPUs all the time" in under_policies(machine)[1]
 
 
 def test_a_run_that_goes_on_is_not_compared() -> None:
