@@ -15,14 +15,14 @@ WITHIN ?= 3600
 # A file's tests share what is costly to make; the folders whose tests take longest come first.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check unit test test-all test-part lint docs pages bench dist lock old-env clean
+.PHONY: demo check unit test test-all test-part lint types style docs pages bench dist lock old-env clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hpcsched demo
 
 # While you work: what needs no process, no torch and no clock.
 check: $(VENV)/.installed-dev
-	@$(MAKE) --no-print-directory -j 2 lint unit
+	@$(MAKE) --no-print-directory -j 3 types style unit
 
 unit: $(VENV)/.installed-dev
 	$(PYTEST) -n 2 -m "not slow and not long" --hypothesis-profile=check tests/unit
@@ -38,11 +38,15 @@ test-all: $(VENV)/.installed-dev
 test-part: $(VENV)/.installed-dev
 	$(PYTEST) -n $(AT_ONCE) --hypothesis-profile=all --hypothesis-seed=0 --part=$(PART) --within=$(WITHIN) tests
 
-lint: $(VENV)/.installed-dev
+lint: types style
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+style: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/vermin -q -t=3.9- --eval-annotations --no-tips $$($(BIN)/python packaging/closure.py)
 
