@@ -54,8 +54,8 @@ LONG_FORMAT = "%i %j %u %T %M %l %L %b %U %p %s %a %S %z %R"
 _RIGHT = {"%i", "%M", "%l", "%L", "%D", "%U", "%s", "%S", "%z", "%a", "%e", "%B", "%y", "%n"}
 
 
-_FIRST_TO_GO = "%L %l %a %p %U %S %z %u"
-"""Columns that a narrow terminal does without, the last one first."""
+_FIRST_TO_GO = ("%u", "%z", "%S", "%U", "%p", "%a", "%l", "%L")
+"""Columns that a narrow terminal does without, in this order."""
 
 
 def cores_held(job: JobStatus) -> str:
@@ -198,7 +198,8 @@ def table(
             cells[at] = [padded % cell for cell in printables(cells[at])]
     if room is not None:
         widths = [max(map(len, printables(column)), default=0) for column in cells]
-        kept = fitting(widths, [_FIRST_TO_GO.find(key) + 1 for key in keys], room)
+        ranks = {key: len(_FIRST_TO_GO) - at for at, key in enumerate(_FIRST_TO_GO)}
+        kept = fitting(widths, [ranks.get(key, 0) for key in keys], room)
         columns, cells = [columns[at] for at in kept], [cells[at] for at in kept]
     return aligned(cells, [column.right for column in columns])
 
