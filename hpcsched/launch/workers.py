@@ -168,12 +168,13 @@ class LocalWorkers:
         self._killing |= sig is signal.SIGKILL
         for call in self.before_leaving if leaving else ():
             call()
+        # To die takes processor time, too.
+        for pid in self._ours if self._idle and (leaving or sig is signal.SIGKILL) else ():
+            lift_idle_priority(pid)
         if sig is signal.SIGKILL and self.kill is not None and self._ours:
             self.kill(self._ours, self.pidfds)
             return
         for pid in self._ours:
-            if self._idle and leaving:
-                lift_idle_priority(pid)
             if self._mpi and sig is signal.SIGTSTP:
                 continue
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -65,7 +65,7 @@ def test_a_program_that_dies_at_start_is_tried_again_and_its_last_words_are_show
     assert bench.job("none")["attempt"] == 1, "trying again cannot help"
     assert "job 1 (dies) failed: " in done.stderr
     assert "exit code 3" in done.stderr
-    assert "    attempt 1\n" in done.stderr
+    assert "    attempt 2\n" in done.stderr and "    attempt 1\n" not in done.stderr
     assert "exit code 3: no such data" in done.stderr
     assert "command not found: 'no-such-command'" in done.stderr
     assert "Traceback" not in done.stderr

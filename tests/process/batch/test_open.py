@@ -52,4 +52,4 @@ def test_a_command_that_hangs_ends_with_all_it_started() -> None:
 def test_complaints_are_one_line() -> None:
     answer = run_command(("sh", "-c", "echo; echo one >&2; echo two >&2; exit 1"), environ=os.environ)
     assert answer.complaint() == "one"
-    assert run_command(("sh", "-c", "kill -9 $$"), environ=os.environ).complaint() == "signal 9"
+    assert run_command(("sh", "-c", "kill -9 $$"), environ=os.environ).complaint() == "signal 9 (SIGKILL)"

@@ -100,6 +100,7 @@ def test_it_gets_what_others_leave_though_it_leads_a_session_of_its_own(tmp_path
     finally:
         for workers in started:
             workers.signal(signal.SIGKILL)
+        for workers in started:
             reaped(workers)
             workers.close()
 
