@@ -12,8 +12,6 @@ from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
 from hpcsched.client import waiting
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
-from hpcsched.core.reasons import Why
-from hpcsched.core.states import JobState
 from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.store.run_folders import go_on, named
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
@@ -43,61 +41,28 @@ def ask(rundir: RunDir, command: Command) -> Answer:
     return answer
 
 
-LEFT = ("cancel", "hold", "release", "resume")
-"""Commands that are left to the next agent, which carries them out before it starts anything."""
-
-
 def ask_or_leave(rundir: RunDir, command: Command, jobs: Sequence[JobStatus]) -> int:
     """Send a command about jobs; to how many of them something is done.
 
-    Without an agent a retry, or one of LEFT to whom there is something to do, is left to the next; others
-    raise NoSuchRun. Raises HpcschedError.
+    Without an agent a retry, or one of `waiting.LEFT` to whom there is something to do, is left to the next;
+    others raise NoSuchRun. Raises HpcschedError.
     """
     word = command.command
     if agent_works(rundir):
         command.targets = [job.id for job in jobs]
         return sum(ask(rundir, command).done)
-    if word not in (*LEFT, "retry"):
+    if word not in (*waiting.LEFT, "retry"):
         raise NoSuchRun(f"no agent runs in {rundir.root}; go on with `{go_on(rundir.root)}`")
     before = waiting.waiting_by_job(rundir)
     retried = any("retry" in words for words in before.values())
     command.targets = [
         job.id
         for job in jobs
-        if word == "retry" or outcome_of(job, word, before.get(job.id, ()), retried=retried)[0]
+        if word == "retry" or waiting.outcome_of(job, word, before.get(job.id, ()), retried=retried)[0]
     ]
     if command.targets:
         send(rundir, command)
     return len(command.targets)
-
-
-def outcome_of(
-    job: JobStatus, command: str, waits_for_it: Sequence[str], *, retried: bool
-) -> tuple[bool, str]:
-    """Whether the next agent will do something to the job, after what `waits_for_it`, and what.
-
-    `retried`: a retry waits for some job. Those that were cancelled with that one run again, too.
-    """
-    if "cancel" in waits_for_it:
-        return False, "is to be cancelled already"
-    back = "retry" in waits_for_it or (job.state == JobState.CANCELLED and retried)
-    if job.state.final and back and command in ("cancel", "hold"):
-        return True, f"is {job.state}: {command} follows the retry that waits, if that brings it back"
-    if job.state.final:
-        again = "" if command == "cancel" else f"; `hpcsched retry {job.name}` runs it again"
-        return False, f"is {job.state} already: nothing to {command}{again}"
-    if waiting.waits(job):
-        return False, f"waits for an agent: it can be cancelled, but not told to {command}"
-    if command == "cancel":
-        return True, "is to be cancelled"
-    held = job.state == JobState.HELD or job.reason == Why.USER_SUSPENDED
-    for word in waits_for_it:
-        held = word == "hold" if word in LEFT else held
-    if command == "hold":
-        return not held, "is held already" if held else "is to be held"
-    if held or job.state.active:  # one that ran may have been told to stay away
-        return True, "is to go on"
-    return False, "is neither held nor suspended by you"
 
 
 def leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:

@@ -21,6 +21,10 @@ PENDING = "PENDING"
 """The state of a run directory in which no run has begun, and for which jobs wait."""
 
 
+LEFT = ("cancel", "hold", "release", "resume")
+"""Commands that are left to the next agent, which carries them out before it starts anything."""
+
+
 def read_all(rundir: RunDir) -> Status:
     """The newest snapshot, and after its jobs those that wait for an agent, or were cancelled before one took
     them. Raises as `read_status`."""
@@ -112,6 +116,35 @@ def taken_by(status: Status) -> str:
 def waits(job: JobStatus) -> bool:
     """Whether a job waits for an agent."""
     return job.reason == Why.NO_AGENT
+
+
+def outcome_of(
+    job: JobStatus, command: str, waits_for_it: Sequence[str], *, retried: bool
+) -> tuple[bool, str]:
+    """Whether the next agent will do something to the job, after what `waits_for_it`, and what.
+
+    `retried`: a retry waits for some job. Those that were cancelled with that one run again, too.
+    """
+    if "cancel" in waits_for_it:
+        return False, "is to be cancelled already"
+    back = "retry" in waits_for_it or (job.state == JobState.CANCELLED and retried)
+    if job.state.final and back and command in ("cancel", "hold"):
+        return True, f"is {job.state}: {command} follows the retry that waits, if that brings it back"
+    if job.state.final:
+        again = "" if command == "cancel" else f"; `hpcsched retry {job.name}` runs it again"
+        return False, f"is {job.state} already: nothing to {command}{again}"
+    if waits(job):
+        return False, f"waits for an agent: it can be cancelled, but not told to {command}"
+    if command == "cancel":
+        return True, "is to be cancelled"
+    held = job.state == JobState.HELD or job.reason == Why.USER_SUSPENDED
+    for word in waits_for_it:
+        held = word == "hold" if word in LEFT else held
+    if command == "hold":
+        return not held, "is held already" if held else "is to be held"
+    if held or job.state.active:  # one that ran may have been told to stay away
+        return True, "is to go on"
+    return False, "is neither held nor suspended by you"
 
 
 def take_back(rundir: RunDir, chosen: Collection[JobStatus]) -> tuple[set[str], set[str]]:

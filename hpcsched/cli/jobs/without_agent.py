@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from hpcsched.agent.inbox import Command, send
 from hpcsched.cli.common import meant, say, say_json, select
-from hpcsched.client.requests import LEFT, outcome_of
-from hpcsched.client.waiting import read_all, take_back, taken_by, waiting_by_job, waits, with_untaken
+from hpcsched.client.waiting import (
+    LEFT,
+    outcome_of,
+    read_all,
+    take_back,
+    taken_by,
+    waiting_by_job,
+    waits,
+    with_untaken,
+)
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.errors import ConfigError
 from hpcsched.store.run_folders import has_commands
@@ -74,6 +81,8 @@ def leave(rundir: RunDir, command: str, keys: Sequence[str]) -> int | None:
     for name in gone - {job.name for job in chosen}:
         say(f"job {name}: cancelled: it waited for one of these", err=True)
     if targets:
+        from hpcsched.agent.inbox import Command, send  # `explain` needs neither
+
         send(rundir, Command(command=command, targets=targets))
         say(f"hpcsched: no agent in {rundir.root}; the next `{taken_by(status)}` does it", err=True)
     return int(not (gone or kept or targets))

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from budget import slow
 from livebench import PATIENCE_S, Bench, job, placements
 from places import ROOT
 
@@ -22,8 +21,9 @@ SETS = ROOT / "jobscripts" / "marble"
 PROFILES = ROOT / "profiles" / "marble-summit.json"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "options"), [("marble", {"promote": "always"}), slow("planner", {"goal": "jct", "eps": 3})]
+    ("policy", "options"), [("marble", {"promote": "always"}), ("planner", {"goal": "jct", "eps": 3})]
 )
 def test_a_replayed_set_does_what_the_simulator_shows(
     bench: Bench, policy: str, options: dict[str, object]

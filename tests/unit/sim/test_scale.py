@@ -146,7 +146,7 @@ def test_jobs_are_known_when_they_come_and_looked_at_where_that_can_change_somet
     assert events[ev.TimerFired] == 0
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_million_jobs_would_fit_in_a_gibibyte():
     def peak(count: int) -> int:
         gc.collect()

@@ -72,6 +72,7 @@ def found(job: Job) -> tuple[dict[str, list[ncclrules.Call]], list[dict[str, int
     return calls, [dict(one) for one in words]
 
 
+@pytest.mark.slow
 def test_all_ranks_abort_the_old_group_and_nobody_destroys_it(job: Elastic) -> None:
     ranks = job.begin(1, pause=0.02)
     job.word()
