@@ -164,7 +164,9 @@ class Admission:
         new = [job for job in command.jobs if job.name not in names]
         old = [job for job in command.wanted if job.name in names]
         edits = self.edits(old, update=command.update, called_in=command.workdir, gpus=gpus, where="submit")
-        if not (new or edits.updated or edits.ignored or command.update):
+        # What has waited for this agent may have come with its job file meanwhile.
+        agreed = command.update or self.machine.run.reads_inbox
+        if not (new or edits.updated or edits.ignored or agreed):
             jobfile.check_names(command.jobs, where="submit", known=names.keys())
         events: list[ev.Event] = []
         compared = bool(edits.updated or edits.kept)

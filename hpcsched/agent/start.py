@@ -11,9 +11,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import hpcsched
@@ -25,7 +23,6 @@ from hpcsched.agent.allocation.requeue import RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.alongside import alongside
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, keep_samples, prohibited
@@ -51,7 +48,8 @@ from hpcsched.agent.recovery import (
     saved_steps,
     seen_steps,
 )
-from hpcsched.agent.resources import FindJobs, Observer, Resources
+from hpcsched.agent.request import FindParallel, FindProfiles, FindShared, RunRequest
+from hpcsched.agent.resources import Observer, Resources
 from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.agent.shared_use import SharedUseMeter
 from hpcsched.agent.staying import Staying
@@ -59,10 +57,7 @@ from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import most_cores
-from hpcsched.core.model import JobSpec, PythonEnvironment
-from hpcsched.core.processes import Program
-from hpcsched.core.profile import Profile
-from hpcsched.core.shared_use import SharedUse
+from hpcsched.core.model import JobSpec
 from hpcsched.dialects import what_was_recognised
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
@@ -70,56 +65,6 @@ from hpcsched.store.device_use import UseRecord
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
-
-FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
-"""Gives the profiles of these models for this device type."""
-
-FindParallel = Callable[[set[str]], Sequence[Program]]
-"""Gives the programs of these models that are known to be parallel."""
-
-FindShared = Callable[[str], Sequence[SharedUse]]
-"""Gives what was seen of models that share devices of this type."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest:
-    """The arguments of `hpcsched run`.
-
-    `policy` None: the policy of the run's earlier life, else marble. `grace_s` is the least time, in real
-    seconds, that a worker has to save before it is ended by force. `margin_s` is kept before the end of the
-    allocation besides what saving is known to take. `interface` is the network interface (or address) that
-    hosts meet on, `checkpoints` a directory to use for them instead of the run directory, `standbys` the most
-    warm processes that wait on a host, None for none at all (see `LocalLauncher`). `cpus_per_gpu` cores are
-    kept for the jobs of each GPU: the others are for jobs that need none. `release_idle_s`: seconds after
-    which a host that nothing can use any more is given back; None: none is. `stay_s`: seconds that the agent
-    stays with nothing to do, inf: until it is drained; None: it leaves. `environment`: of jobs that name
-    none. `source` gives more jobs as the run goes on, all `like` one. `update`: what `jobs`, read in
-    `workdir`, say of jobs that the run has already is taken. `retry`: all that failed run again.
-    """
-
-    dir: Path
-    devices: str
-    jobs: tuple[JobSpec, ...] = ()
-    where: str = "submit"
-    update: bool = False
-    retry: bool = False
-    workdir: str = ""
-    policy: str | None = None
-    policy_options: Mapping[str, Any] = field(default_factory=dict)
-    resume: bool = False
-    grace_s: float = 30.0
-    monitor_s: float = 5.0
-    margin_s: float = 60.0
-    interface: str | None = None
-    checkpoints: Path | None = None
-    standbys: int | None = None
-    cpus_per_gpu: int = CPUS_PER_GPU
-    release_idle_s: float | None = None
-    stay_s: float | None = None
-    environment: PythonEnvironment | None = None
-    source: FindJobs | None = None
-    like: JobSpec | None = None
-    metrics_file: Path | None = None
 
 
 def run(

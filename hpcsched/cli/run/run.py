@@ -236,6 +236,7 @@ def conduct(
     from hpcsched.agent import start
     from hpcsched.agent.allocation.requeue import RequeuePlan
     from hpcsched.agent.inbox import Inbox
+    from hpcsched.agent.request import RunRequest
     from hpcsched.batch import open_batch
     from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
     from hpcsched.cli.run.live import Narrator
@@ -288,7 +289,7 @@ def conduct(
         return LiveTable(machine) if on_terminal else Narrator(machine, quiet=quiet)
 
     observers = Observers(rundir, display=display or shown, notify=notify)
-    order = start.RunRequest(
+    order = RunRequest(
         dir=rundir.root,
         devices=devices,
         jobs=given,

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from simulatebench import JOBS, make_place, write_set
 
 from hpcsched.agent import start
-from hpcsched.agent.start import RunRequest
+from hpcsched.agent.request import RunRequest
 from hpcsched.cli.main import cli
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.policy import make_policy

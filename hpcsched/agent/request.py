@@ -1,0 +1,65 @@
+"""What is asked of an agent: the arguments of `hpcsched run`, and where it finds what is known of models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpcsched.agent.cpu_cores import CPUS_PER_GPU
+from hpcsched.agent.resources import FindJobs
+from hpcsched.core.model import JobSpec, PythonEnvironment
+from hpcsched.core.processes import Program
+from hpcsched.core.profile import Profile
+from hpcsched.core.shared_use import SharedUse
+
+FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
+"""Gives the profiles of these models for this device type."""
+
+FindParallel = Callable[[set[str]], Sequence[Program]]
+"""Gives the programs of these models that are known to be parallel."""
+
+FindShared = Callable[[str], Sequence[SharedUse]]
+"""Gives what was seen of models that share devices of this type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """The arguments of `hpcsched run`.
+
+    `policy` None: the policy of the run's earlier life, else marble. `grace_s` is the least time, in real
+    seconds, that a worker has to save before it is ended by force. `margin_s` is kept before the end of the
+    allocation besides what saving is known to take. `interface` is the network interface (or address) that
+    hosts meet on, `checkpoints` a directory to use for them instead of the run directory, `standbys` the most
+    warm processes that wait on a host, None for none at all (see `LocalLauncher`). `cpus_per_gpu` cores are
+    kept for the jobs of each GPU: the others are for jobs that need none. `release_idle_s`: seconds after
+    which a host that nothing can use any more is given back; None: none is. `stay_s`: seconds that the agent
+    stays with nothing to do, inf: until it is drained; None: it leaves. `environment`: of jobs that name
+    none. `source` gives more jobs as the run goes on, all `like` one. `update`: what `jobs`, read in
+    `workdir`, say of jobs that the run has already is taken. `retry`: all that failed run again.
+    """
+
+    dir: Path
+    devices: str
+    jobs: tuple[JobSpec, ...] = ()
+    where: str = "submit"
+    update: bool = False
+    retry: bool = False
+    workdir: str = ""
+    policy: str | None = None
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    resume: bool = False
+    grace_s: float = 30.0
+    monitor_s: float = 5.0
+    margin_s: float = 60.0
+    interface: str | None = None
+    checkpoints: Path | None = None
+    standbys: int | None = None
+    cpus_per_gpu: int = CPUS_PER_GPU
+    release_idle_s: float | None = None
+    stay_s: float | None = None
+    environment: PythonEnvironment | None = None
+    source: FindJobs | None = None
+    like: JobSpec | None = None
+    metrics_file: Path | None = None
