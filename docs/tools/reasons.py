@@ -151,6 +151,8 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.OUT_OF_MEMORY: "It took more main memory than its `memory`, or the kernel's OOM killer ended "
         f"it. Give it more [memory](resources.md#memory), then {_RETRY}.",
         Why.TIME_IS_UP: "It was told to end, or killed. It goes on from its newest checkpoint.",
+        Why.HOST_ENDS: "The allocation of a host that joined the run ends. [Hosts that come and go]"
+        "(several-hosts.md#hosts-that-come-and-go)",
         Why.BAD_RECORD: "[The contract](contract.md#in-short)",
         Why.VOIDED: "[The journal](#the-journal)",
     },

@@ -253,7 +253,7 @@ class Agent:
         lost = self._r.hosts.lost() if self._r.hosts else {}
         if len(lost) == len(self._lost_hosts):
             return []
-        known = {*self._lost_hosts, *self._machine.leftover.leaving}  # those first have to be back
+        known = {*self._lost_hosts, *self._machine.hosts.leaving}  # those first have to be back
         new = [host for host in lost if host not in known]
         self._lost_hosts.update(new)
         at, devices = self._clock.now(), self._machine.ledger.devices.values()

@@ -394,8 +394,29 @@ class DeviceFound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HostsJoined(Event):
+    """Hosts of another allocation have joined the run, with these devices and cores.
+
+    The numbers of the devices are none that the run has had in this life. `ends`: by host the time of the
+    run's clock at which its allocation ends (not named: never, or not known).
+    """
+
+    devices: tuple[Device, ...]
+    cores: tuple[HostCores, ...] = ()
+    ends: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostEndMoved(Event):
+    """A host now ends at `end` of the run's clock; None: no longer known, or with the run."""
+
+    host: str
+    end: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostsReleased(Event):
-    """The batch system has these hosts back, as a ReleaseHosts action asked for."""
+    """These hosts are gone, as a ReleaseHosts action asked for: their batch system has them back."""
 
     hosts: tuple[str, ...]
 

@@ -22,9 +22,10 @@ from hpcsched.core.transitions.attempts import TIME
 from hpcsched.core.transitions.commands import Commands
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.core.transitions.drain import Drain
+from hpcsched.core.transitions.hosts import Hosts
 from hpcsched.core.transitions.leftover import Leftover
 from hpcsched.core.transitions.losses import Losses
-from hpcsched.core.transitions.outcome import DRAIN, HURRY, LOOK, RELEASE
+from hpcsched.core.transitions.outcome import DRAIN, HOSTS, HURRY, LOOK, RELEASE
 from hpcsched.core.transitions.reports import Reports
 from hpcsched.core.transitions.submissions import Submissions
 
@@ -40,7 +41,8 @@ class Machine:
 
     `run` are the jobs, `ledger` who holds what, `rooms` where jobs' needs are met, `waiting` what jobs wait
     for, `estimates` speeds and costs, `deadline` the end of the allocation, `decisions` the policy,
-    `leftover` the GPUs that nothing can use any more. These are for reading.
+    `hosts` which hosts come and go, `leftover` the GPUs that nothing can use any more. These are for
+    reading.
 
     Args:
         make_policy: gives the policy of a name and its options; called at each agent start.
@@ -63,7 +65,16 @@ class Machine:
         self._drain = Drain(
             parts.run, parts.out, waiting=parts.waiting, deadline=parts.deadline, attempts=parts.attempts
         )
-        self.leftover = Leftover(*base, own=parts.own, rooms=parts.rooms, deadline=parts.deadline)
+        self.hosts = Hosts(
+            *base,
+            rooms=parts.rooms,
+            ends=parts.ends,
+            deadline=parts.deadline,
+            attempts=parts.attempts,
+        )
+        self.leftover = Leftover(
+            *base, own=parts.own, rooms=parts.rooms, deadline=parts.deadline, hosts=self.hosts
+        )
         self._submissions = Submissions(*base, estimates=parts.estimates, **about)
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.AgentStarted: self._agent_started,
@@ -78,7 +89,7 @@ class Machine:
             Reports(*base, estimates=parts.estimates, attempts=parts.attempts, **about),
             Losses(*base, attempts=parts.attempts, endings=parts.endings),
             self._drain,
-            self.leftover,
+            self.hosts,
             parts.decisions,
             *made,
         )
@@ -122,6 +133,7 @@ class Machine:
             for mechanism in self._background:
                 mechanism.decide()
         deadline.watch()
+        self.hosts.watch()
         self.leftover.watch()
         return out.actions
 
@@ -161,6 +173,7 @@ class Machine:
         self._submissions.compared(event)
         self.ledger.begin_life(event.devices, event.cores)
         self.own.forget_holders()
+        self.hosts.begin_life(event)
         self.leftover.begin_life(event)
         self.waiting.begin_life()
         self._out.ask_policy()
@@ -185,6 +198,8 @@ class Machine:
             self._drain.hurry(event.at)
         elif event.key == RELEASE:
             self.leftover.due()
+        elif event.key == HOSTS:
+            self.hosts.due()
         elif event.key in self._policy_keys:
             self._out.ask_policy()
         else:

@@ -13,6 +13,7 @@ from hpcsched.core.transitions.deadline import Deadline
 from hpcsched.core.transitions.decisions import Decisions, PolicyMaker
 from hpcsched.core.transitions.endings import Endings
 from hpcsched.core.transitions.estimates import Estimates
+from hpcsched.core.transitions.host_ends import HostEnds
 from hpcsched.core.transitions.outcome import Outcome
 from hpcsched.core.transitions.waiting import Waiting
 
@@ -28,6 +29,7 @@ class Parts:
     own: OwnGpus
     estimates: Estimates
     waiting: Waiting
+    ends: HostEnds
     deadline: Deadline
     attempts: Attempts
     endings: Endings
@@ -38,12 +40,13 @@ def make_parts(make_policy: PolicyMaker, *, stories: bool) -> Parts:
     """The parts of a run that has not begun; `ledger.install` is still to be called."""
     run, ledger = Run(), Ledger()
     out = Outcome(run, stories=stories)
-    rooms = Rooms(run, ledger)
-    own = OwnGpus(run, out, ledger, rooms)
     estimates = Estimates(run, out, ledger)
+    ends = HostEnds(run, ledger, estimates)
+    rooms = Rooms(run, ledger, ends.too_short)
+    own = OwnGpus(run, out, ledger, rooms)
     waiting = Waiting(run, out, ledger)
     deadline = Deadline(run, out, ledger, estimates, waiting)
-    attempts = Attempts(run, out, ledger, estimates=estimates, waiting=waiting, deadline=deadline)
+    attempts = Attempts(run, out, ledger, estimates=estimates, waiting=waiting, deadline=deadline, ends=ends)
     return Parts(
         run=run,
         out=out,
@@ -52,6 +55,7 @@ def make_parts(make_policy: PolicyMaker, *, stories: bool) -> Parts:
         own=own,
         estimates=estimates,
         waiting=waiting,
+        ends=ends,
         deadline=deadline,
         attempts=attempts,
         endings=Endings(run, out, ledger, estimates=estimates, waiting=waiting, attempts=attempts),
@@ -65,6 +69,7 @@ def make_parts(make_policy: PolicyMaker, *, stories: bool) -> Parts:
             estimates=estimates,
             waiting=waiting,
             deadline=deadline,
+            ends=ends,
             attempts=attempts,
         ),
     )

@@ -117,6 +117,7 @@ class Why(StrEnum):
     CORES_LOST = "CoresLost"
     ESCALATED = "Escalated"
     TIME_IS_UP = "TimeIsUp"
+    HOST_ENDS = "HostEnds"
     TIME_LIMIT = "TimeLimit"
     OUT_OF_MEMORY = "OutOfMemory"
     LEARNED = "Learned"
@@ -254,6 +255,7 @@ _WORDS = {
     Why.CORES_LOST: "the cores of host {host} were lost: {why}",
     Why.ESCALATED: "did not leave within {grace:.0f} s: {how}",
     Why.TIME_IS_UP: "the allocation ends in {left:.0f} s: {how}",
+    Why.HOST_ENDS: "host {host} ends in {left:.0f} s: leaves it, and goes on elsewhere",
     Why.TIME_LIMIT: "its time limit of {limit} is over{how}",
     Why.OUT_OF_MEMORY: "out of memory: {words}",
     Why.LEARNED: "{model} does {rate:.4g} steps/s on {gpus} GPUs ({samples} samples of {steps} steps in all, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Protocol, runtime_checkable
 
 from hpcsched.core.jobs import Job
@@ -113,7 +114,8 @@ class View:
     which saves by itself would lose by a suspend now, and `worth_changing(job, gpus)` whether a change of its
     count can gain that much. `resize_left_s(job)` is how much longer one under way will take.
     `start_left_s(job)` are the seconds until a job that is starting does its first step; `left_s` those
-    until all jobs have to save because the allocation ends (infinite if it does not).
+    until all jobs have to save because the allocation ends (infinite if it does not), and `left_on(hosts)`
+    those until the first of these hosts ends by itself; `time_on(hosts)` is the shorter one.
     `plan` is the policy's newest plan in this life of the run; `news` counts what no plan foresaw.
     """
 
@@ -148,6 +150,11 @@ class View:
     news: int
     room: Callable[[Job], Mapping[str, int] | None] = lambda job: None
     most_for: Callable[[Job], int] | None = None
+    left_on: Callable[[Collection[str]], float] = lambda hosts: inf
+
+    def time_on(self, hosts: Collection[str]) -> float:
+        """Seconds until a job on these hosts has to save, as its allocation ends."""
+        return min(self.left_s, self.left_on(hosts))
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Fewest and most GPUs the job may have on each of its hosts, were all of them free."""

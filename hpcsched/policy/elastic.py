@@ -81,23 +81,24 @@ def _resize(view: View, job: Job, gpus: int, role: str, profile: Profile, reason
     """The change, unless it costs more than it can still gain."""
     own = view.hosts_of(job)
     _, hosts = view.free.pick(gpus, job.spec.nodes, own, view.room(job))
-    if not _pays(view, job, gpus, profile, view.switch_s(job, gpus, hosts)):
+    cost_s, time_s = view.switch_s(job, gpus, hosts), view.time_on(hosts)
+    if not _pays(view, job, gpus, profile, cost_s, time_s):
         return None
     if gpus > job.width:
         view.free.take(hosts, gpus, own)
     return Resize(job=job, gpus=gpus, hosts=hosts, role=role, reason=reason)
 
 
-def _pays(view: View, job: Job, gpus: int, profile: Profile, cost_s: float) -> bool:
+def _pays(view: View, job: Job, gpus: int, profile: Profile, cost_s: float, time_s: float) -> bool:
     """Whether the job is done sooner, or farther when the allocation ends; of a smaller count only whether
     there is time for it, as others gain by that."""
     now, then = (profile.rate(count) for count in (job.width, gpus))
     left = inf if job.remaining is None else float(job.remaining)
     stay_s, then_s = left / now, left / then
-    if cost_s >= min(stay_s, view.left_s):
+    if cost_s >= min(stay_s, time_s):
         return False
     if gpus < job.width or left == inf:
         return view.worth_changing(job, gpus)
-    if min(stay_s, cost_s + then_s) > view.left_s:
-        return (view.left_s - cost_s) * then > view.left_s * now
+    if min(stay_s, cost_s + then_s) > time_s:
+        return (time_s - cost_s) * then > time_s * now
     return cost_s + then_s < stay_s

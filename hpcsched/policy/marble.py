@@ -78,8 +78,9 @@ class Marble:
         unsaved_s = 0.0 if in_place else view.unsaved_s(job)
         if unsaved_s:
             facts["unsaved"] = unsaved_s
-        too_short = Reason(Why.TIME_TOO_SHORT, {**facts, "left": view.left_s})
-        if cost_s >= view.left_s:
+        left_s = view.time_on(hosts)
+        too_short = Reason(Why.TIME_TOO_SHORT, {**facts, "left": left_s})
+        if cost_s >= left_s:
             return too_short
         if self.promote == "always":
             return "its fastest count is free"
@@ -91,9 +92,9 @@ class Marble:
             said_cost(cost_s, in_place=in_place, unsaved_s=unsaved_s),
         )
         off_s = lost_s(view, job, wanted, hosts, now, then)
-        if min(stay_s, off_s + then) > view.left_s:
+        if min(stay_s, off_s + then) > left_s:
             # It ends in a later allocation either way: what counts is how far it gets in this one.
-            steps = (view.left_s - view.start_left_s(job)) / now, (view.left_s - off_s) / then
+            steps = (left_s - view.start_left_s(job)) / now, (left_s - off_s) / then
             if steps[1] <= steps[0]:
                 return too_short
             return f"{costs}, and more steps before the allocation ends"

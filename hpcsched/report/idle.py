@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from hpcsched.core.machine import Machine
+from hpcsched.core.model import Device
 
 
 class HostIdle(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,19 +50,15 @@ def idle_of(machine: Machine) -> Idle:
             stretch = attempt.start_s, end_s if attempt.end_s is None else attempt.end_s
             for gpu in attempt.gpus:
                 held[number].setdefault(gpu, []).append(stretch)
-    backs = machine.leftover.given_back
     idle_s: dict[str, float] = {}
     gpus: dict[str, int] = {}
-    lives = zip(begins, [*begins[1:], end_s], machine.leftover.devices, held, strict=True)
-    for from_s, next_s, devices, used in lives:
-        gone = {back.host: back.at for back in backs if from_s <= back.at <= next_s}
+    for (devices, there), used in zip(_there(machine, end_s), held, strict=True):
         for device in devices:
-            until_s = gone.get(device.host, max(from_s, next_s))
-            free_s = _free_s(used.get(device.index, []), from_s, until_s)
+            free_s = _free_s(used.get(device.index, []), *there[device.host])
             idle_s[device.host] = idle_s.get(device.host, 0.0) + free_s
         gpus.update(Counter(device.host for device in devices))
     left_over, whole = machine.leftover.gpu_seconds(), machine.leftover.gpu_seconds(whole=True)
-    last = {back.host: back.at for back in machine.leftover.gone}
+    last = {back.host: back.at for back in machine.hosts.gone}
     hosts = {
         host: HostIdle(
             gpus=count,
@@ -80,12 +77,49 @@ def idle_of(machine: Machine) -> Idle:
     )
 
 
+def _there(
+    machine: Machine, end_s: float
+) -> Iterator[tuple[tuple[Device, ...], dict[str, tuple[float, float]]]]:
+    """Of each life its devices, and by host from when to when (at the latest `end_s`) it was in the run."""
+    begins = [life.at for life in machine.run.lives]
+    for from_s, next_s, devices in zip(begins, [*begins[1:], end_s], machine.hosts.devices, strict=True):
+        until_s = max(from_s, next_s)
+        came = {one.host: one.at for one in machine.hosts.joined if from_s <= one.at <= until_s}
+        gone = {one.host: one.at for one in machine.hosts.given_back if from_s <= one.at <= until_s}
+        hosts = dict.fromkeys(device.host for device in devices)
+        yield devices, {host: (came.get(host, from_s), gone.get(host, until_s)) for host in hosts}
+
+
+def there_gpu_s(machine: Machine, end_s: float) -> float:
+    """GPU-seconds until `end_s` for which GPUs were in the run, while an agent lived."""
+    total = 0.0
+    for devices, there in _there(machine, end_s):
+        for device in devices:
+            from_s, until_s = (min(at, end_s) for at in there[device.host])
+            total += until_s - from_s
+    return total
+
+
+def most_gpus(machine: Machine) -> int:
+    """The most GPUs that were in the run at the same time."""
+    changes: list[tuple[float, int]] = []
+    for devices, there in _there(machine, machine.run.now):
+        for device in devices:
+            from_s, until_s = there[device.host]
+            changes += [(from_s, 1), (until_s, -1)]
+    most = now = 0
+    for _, change in sorted(changes):  # those that go come first
+        now += change
+        most = max(most, now)
+    return most
+
+
 def away_gpu_s(machine: Machine, end_s: float) -> float:
     """GPU-seconds, of those until `end_s`, for which GPUs were not in the run as their hosts were given back:
     each until the end of the life in which that was."""
     begins = [life.at for life in machine.run.lives]
     total = 0.0
-    for back in machine.leftover.given_back:
+    for back in machine.hosts.given_back:
         later = bisect_right(begins, back.at)
         total += len(back.gpus) * max(0.0, (begins[later] if later < len(begins) else end_s) - back.at)
     return total

@@ -37,7 +37,7 @@ from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, 
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.transitions.decisions import PolicyMaker
-from hpcsched.core.transitions.outcome import LOOK, RELEASE
+from hpcsched.core.transitions.outcome import HOSTS, LOOK, RELEASE
 from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
@@ -132,7 +132,7 @@ class Simulation:
         """What is to come; None is a look at how far the jobs are."""
         self._observed_at = -1.0
         timers = (one.timer for one in self.machine.ledger.mechanisms)
-        self._dues = dict.fromkeys([LOOK, RELEASE, *(key for key in timers if key)], -1.0)
+        self._dues = dict.fromkeys([LOOK, RELEASE, HOSTS, *(key for key in timers if key)], -1.0)
         self._looks = False
         self._slowed = False
         """Whether some job does not have all of its own speed."""

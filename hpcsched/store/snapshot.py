@@ -107,7 +107,7 @@ class SnapshotWriter:
                 LeftOver(host=idle.host, gpus=list(idle.gpus), since_s=round(idle.since, 3))
                 for idle in machine.leftover.idle()
             ],
-            given_back={back.host: round(back.at, 3) for back in machine.leftover.gone},
+            given_back={back.host: round(back.at, 3) for back in machine.hosts.gone},
             idle=None if machine.run.active else self.idle,
             short_disks=list(self.short_disks) if machine.run.active else [],
         )
@@ -228,7 +228,7 @@ class SnapshotWriter:
     def _devices_of(self, life: int) -> Mapping[int, Device]:
         """The devices with which a life began, by number."""
         if life not in self._devices:
-            self._devices[life] = {device.index: device for device in self._machine.leftover.devices[life]}
+            self._devices[life] = {device.index: device for device in self._machine.hosts.devices[life]}
         return self._devices[life]
 
     def _saves(self, job: Job, now: float) -> str:

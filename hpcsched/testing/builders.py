@@ -396,7 +396,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "costs": machine.estimates.costs,
         "lanes": _lanes(machine),
         "packs": machine.mechanism(Packing).packs,
-        "leftover": (machine.leftover.idle(), machine.leftover.given_back),
+        "leftover": (machine.leftover.idle(), machine.hosts.given_back),
         "draining": machine.deadline.draining,
         "deadline": machine.deadline.at,
         "late": machine.waiting.late,

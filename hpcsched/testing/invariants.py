@@ -40,10 +40,11 @@ def check(machine: Machine) -> None:
     for job in machine.run.active.values():
         assert job.state.active, f"job {job.id} is active in state {job.state}"
         assert bool(job.gpus) == ways[job.id].on_gpus, f"job {job.id} runs without a lease"
-        assert set(job.current.gpus) <= set(machine.ledger.devices) or job.wanted, (
-            f"job {job.id} runs on a lost GPU"
-        )
-        called_off = job.wanted or (job.resizing and not job.target)
+        moves = job.becoming is not None and job.target is job.becoming and job.state is JobState.RUNNING
+        goes_on = job.becoming.gpus if moves and job.becoming else job.current.gpus
+        leaves = bool(job.wanted) or (bool(machine.hosts.closing) and job.state is JobState.SUSPENDING)
+        assert set(goes_on) <= set(machine.ledger.devices) or leaves, f"job {job.id} runs on a lost GPU"
+        called_off = leaves or (job.resizing and (not job.target or bool(machine.hosts.closing)))
         assert set(job.gpus) <= set(machine.ledger.devices) or called_off, f"job {job.id} holds a lost GPU"
         assert set(job.current.gpus) <= set(job.gpus), f"job {job.id} runs on GPUs it does not hold"
         assert job.current.end_s is None, f"job {job.id} is active, its attempt is over"
@@ -120,6 +121,9 @@ def check(machine: Machine) -> None:
     if policy and policy.work_conserving and machine.decides and machine.ledger.free:
         fits, meets = machine.ledger.free_by_host().fits, machine.rooms.meets_now()
         idles = machine.own.queue.any_fits(fits, meets)
+        if machine.hosts.some_end:  # there may be too little time there
+            queued = [job for job in machine.run.jobs.values() if job.id in machine.own.queue]
+            idles = any(map(machine.rooms.starts_now, queued))
         assert not idles, "a GPU idles while a job that fits waits"
     assert machine.run.unfinished == sum(not j.state.final for j in machine.run.jobs.values())
 

@@ -40,7 +40,7 @@ def page_of(machine: Machine, root: Path, record: RunRecord | None) -> dict[str,
             {"host": idle.host, "gpus": list(idle.gpus), "since_s": idle.since} for idle in left.idle()
         ],
         "could_give_back": [idle.host for idle in left.could_go()],
-        "given_back": {back.host: back.at for back in left.gone},
+        "given_back": {back.host: back.at for back in machine.hosts.gone},
         "next": next_lines(machine, root, record),
     }
 
@@ -62,7 +62,7 @@ def lines_of(machine: Machine, root: Path, record: RunRecord | None) -> list[str
         lines.append(f"idle: {len(ledger.free)} free, which {growing} may still get")
     lines += [
         f"given back: {back.host} with {plural(len(back.gpus), ledger.noun)}, {clock(back.at)} into the run"
-        for back in left.gone
+        for back in machine.hosts.gone
     ]
     return [*lines, *(f"next: {line}" for line in next_lines(machine, root, record))]
 

@@ -43,7 +43,7 @@ def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequen
             (p.model, p.nodes): p for j in machine.run.jobs.values() if (p := machine.estimates.profile(j))
         }
         specs = [job.spec for job in machine.run.jobs.values()]
-        hosts = Counter(device.host for device in machine.leftover.there_at_first)
+        hosts = Counter(device.host for device in machine.hosts.there_at_first)
         gpus, nodes = max(hosts.values(), default=1), len(hosts)
         try:
             if len(set(hosts.values())) != 1 or machine.ledger.lost or not machine.run.finished:

@@ -60,7 +60,7 @@ def _reasons(machine: Machine, past: Past) -> Iterator[str]:
         yield "there are jobs on CPU cores"
     if any(job.spec.background or shares_a_gpu(job.spec) or _packed(job) for job in jobs):
         yield "there are jobs that share a GPU, and how that slows them under others was not measured"
-    if machine.ledger.lost or len(set(map(_alike, machine.leftover.devices))) != 1:
+    if machine.ledger.lost or machine.hosts.joined or len(set(map(_alike, machine.hosts.devices))) != 1:
         yield f"the run did not have the same {machine.ledger.noun}s all the time"
     if any(note.reason.why in (Why.HELD, Why.USER_SUSPENDED) for job in jobs for note in job.story):
         yield "somebody held or suspended jobs, which no policy knows of"
@@ -77,7 +77,7 @@ def _reasons(machine: Machine, past: Past) -> Iterator[str]:
 
 def _by_host(machine: Machine) -> Counter[str]:
     """The number of GPUs of each host."""
-    return Counter(device.host for device in machine.leftover.there_at_first)
+    return Counter(device.host for device in machine.hosts.there_at_first)
 
 
 def _alike(devices: Iterable[Device]) -> tuple[tuple[str, ...], ...]:

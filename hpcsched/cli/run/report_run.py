@@ -69,7 +69,8 @@ def facts_of(rundir: RunDir, machine: Machine) -> list[tuple[str, str]]:
     noun = machine.ledger.noun
     facts = [("run", machine.run.run_id)] if machine.run.run_id else []
     facts += [("policy", _policy(machine)), *_by_record(rundir), *of_trainings(rundir, machine)]
-    facts += [("host", line) for line in _devices(machine.leftover.there_at_first)]
+    facts += [("host", line) for line in _devices(machine.hosts.there_at_first)]
+    facts += [("host joined", line) for line in _joined(machine)]
     facts += [("lost", f"{gpus([index], noun)}: {why}") for index, why in sorted(machine.ledger.lost.items())]
     facts += [
         ("CPU cores", f"{plural(len(cores.own), 'core')} on {host} for jobs without {noun}s")
@@ -83,6 +84,16 @@ def facts_of(rundir: RunDir, machine: Machine) -> list[tuple[str, str]]:
         more = f"{len(lives) - MOST_LIVES} earlier ones, then " if len(lives) > MOST_LIVES else ""
         facts.append(("agents began", more + shown))
     return facts
+
+
+def _joined(machine: Machine) -> Iterator[str]:
+    from hpcsched.durations import clock
+
+    for one in machine.hosts.joined[-MOST_HOSTS:]:
+        later = [back.at for back in machine.hosts.given_back if back.host == one.host and back.at >= one.at]
+        until = f", until {clock(later[0])}" if later else ""
+        of = plural(len(one.gpus), machine.ledger.noun)
+        yield f"{one.host} with {of}, from {clock(one.at)} into the run{until}"
 
 
 def _policy(machine: Machine) -> str:

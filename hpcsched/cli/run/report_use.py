@@ -27,7 +27,7 @@ def drawn(rundir: RunDir, machine: Machine, folder: Path, *, span_s: float) -> t
         click.echo(f"hpcsched: {error}: left out", err=True)
         return None, 0
     begins = [life.at for life in machine.run.lives]
-    lives = [{device.index: device.host for device in devices} for devices in machine.leftover.devices]
+    lives = [{device.index: device.host for device in devices} for devices in machine.hosts.devices]
     hosts: dict[str, list[Point]] = {}
     for use in uses:
         if use.at > span_s:

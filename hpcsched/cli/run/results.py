@@ -19,7 +19,7 @@ from hpcsched.core.mechanisms.sharing.shares import share_of, shares_a_gpu
 from hpcsched.core.model import MOST_JOBS, Attempt, Ended, JobSpec, JobState, Role
 from hpcsched.core.nouns import GPU
 from hpcsched.core.profile import Profile
-from hpcsched.report.idle import away_gpu_s, idle_of
+from hpcsched.report.idle import away_gpu_s, idle_of, most_gpus, there_gpu_s
 from hpcsched.report.result import Result, summarise
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
@@ -52,7 +52,10 @@ def result_of(
     `label`, `keep_jobs`: see `summarise`. `bounds` are those of the same jobs on the same GPUs, where they
     are known already.
     """
-    gpus = max((life.gpus for life in machine.run.lives), default=0)
+    gpus, away = max((life.gpus for life in machine.run.lives), default=0), partial(away_gpu_s, machine)
+    if machine.hosts.joined:
+        gpus = most_gpus(machine)
+        away = partial(_not_there_gpu_s, machine, gpus)
     if bounds is None or any(job.state is not JobState.COMPLETED for job in _foreground(machine)):
         bounds = bounds_of(machine)
     return summarise(
@@ -70,10 +73,14 @@ def result_of(
         now_s=machine.run.now,
         keep_jobs=keep_jobs,
         cores=there(machine),
-        away_gpu_s=partial(away_gpu_s, machine),
+        away_gpu_s=away,
         idle=idle_of(machine) if keep_jobs and gpus else UNSET,
         devices=sorted(machine.ledger.kinds) if machine.ledger.noun != GPU else UNSET,
     )
+
+
+def _not_there_gpu_s(machine: Machine, gpus: int, end_s: float) -> float:
+    return gpus * end_s - there_gpu_s(machine, end_s)
 
 
 def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
@@ -164,10 +171,11 @@ def bounds_of(machine: Machine) -> Bounds:
         )
         for job in foreground
     ]
-    hosts = Counter(device.host for device in machine.leftover.there_at_first)
+    hosts = Counter(device.host for device in machine.hosts.there_at_first)
     if (
         not jobs
         or len({life.gpus for life in machine.run.lives}) != 1
+        or machine.hosts.joined
         or machine.ledger.lost  # they worked for a part of the time
         or any(machine.rooms.most_for(job) < job.spec.gpus_min for job in foreground)
     ):

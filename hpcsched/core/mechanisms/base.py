@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job, Target
-from hpcsched.core.model import Attempt, JobSpec, SeatedAttempt
+from hpcsched.core.model import Attempt, HostCores, JobSpec, SeatedAttempt
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.queue import WaitingQueue
 
@@ -117,11 +117,14 @@ class Mechanism:
     def lost(self, gpu: int, why: str) -> None:
         """A GPU is lost; jobs that are `on` it know by now."""
 
+    def hosts_joined(self, cores: Iterable[HostCores]) -> None:
+        """Hosts with these cores have joined the run."""
+
     def host_away(self, host: str) -> None:
-        """A host on which nothing runs is being given back to the batch system."""
+        """A host is being given back, or about to end: nothing starts there any more."""
 
     def host_back(self, host: str) -> None:
-        """The batch system has not taken it: it can be used again."""
+        """It can be used again."""
 
     def redefined(self, job: Job) -> None:
         """A job that does not run has got another strategy."""

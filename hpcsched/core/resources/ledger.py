@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeVar
 
 from hpcsched.core.jobs import Job, Target
@@ -31,7 +32,7 @@ class Ledger:
         """By lost device, why."""
         self._lost_devices: dict[int, Device] = {}
         self._away: dict[int, Device] = {}
-        """Devices of hosts that are given back."""
+        """Devices of hosts that are given back, or about to end."""
         self.kinds: frozenset[str] = frozenset()
         """The kinds of the devices that there were when this life began."""
         self.noun = GPU
@@ -97,17 +98,25 @@ class Ledger:
         free = self.free if self._own.on(gpu) else self.free | {gpu}
         self._have({index: all_of_them[index] for index in sorted(all_of_them)}, free)
 
+    def add(self, devices: Iterable[Device], cores: Iterable[HostCores]) -> None:
+        """Use the devices, cores and memory of hosts that join; nobody holds any."""
+        new = {device.index: device for device in devices}
+        self.host_cores = {**self.host_cores, **{host.host: host for host in cores}}
+        self.kinds |= {device.kind for device in new.values()}
+        self._have({**self.devices, **new}, self.free | new.keys())
+
     def put_away(self, gpus: Iterable[int]) -> None:
-        """Use these free devices no more: their host is given back."""
+        """Give these devices to nobody any more: their host is given back, or about to end."""
         self._away.update((gpu, self.devices[gpu]) for gpu in gpus)
         left = {index: device for index, device in self.devices.items() if index not in self._away}
         self._have(left, self.free - self._away.keys())
 
     def take_back(self, gpus: Iterable[int]) -> None:
-        """Use these devices again, which nobody has had meanwhile."""
-        back = {gpu: self._away.pop(gpu) for gpu in gpus}
+        """Use these devices again; those are free that no job still has."""
+        back = {gpu: self._away.pop(gpu) for gpu in gpus if gpu in self._away}
         all_of_them = {**self.devices, **back}
-        self._have({index: all_of_them[index] for index in sorted(all_of_them)}, self.free | back.keys())
+        free = self.free | {gpu for gpu in back if not self.on(gpu)}
+        self._have({index: all_of_them[index] for index in sorted(all_of_them)}, free)
 
     def _have(self, devices: dict[int, Device], free: Iterable[int]) -> None:
         self.moves += 1
@@ -241,8 +250,22 @@ class Ledger:
 
     def in_use(self, host: str) -> bool:
         """Whether a job uses a GPU of a host in any way, a lost one too."""
-        there = (*self.devices.items(), *self._lost_devices.items())
-        return any(device.host == host and self.on(gpu) for gpu, device in there)
+        return any(self.on(gpu) for gpu, device in self._known() if device.host == host)
+
+    def users(self, host: str) -> list[int]:
+        """Ids of the jobs that use a GPU of a host in any way, a lost one too."""
+        there = [gpu for gpu, device in self._known() if device.host == host]
+        return list(dict.fromkeys(job_id for gpu in there for job_id in self.on(gpu)))
+
+    def host_of(self, gpu: int) -> str:
+        """The host of a device, whether it is used, lost or put away; "" if there is no such device."""
+        for devices in (self.devices, self._lost_devices, self._away):
+            if gpu in devices:
+                return devices[gpu].host
+        return ""
+
+    def _known(self) -> Iterator[tuple[int, Device]]:
+        return chain(self.devices.items(), self._lost_devices.items(), self._away.items())
 
     def dequeue(self, job: Job) -> None:
         """Take a job out of the queue, if it is in one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field
 
 from hpcsched.core.jobs import Job
@@ -32,17 +32,20 @@ class Rooms:
     Cores are counted of jobs that hold GPUs of their own: `cpus_per_gpu` for each, else an equal share of
     those that their host keeps for GPU jobs. Memory is counted of all jobs that say how much they need. A
     host that does not know its own has enough. While no job of the run has needs, nothing is counted.
+    On a host that ends too soon for a job (`too_short`) there is no room for it.
     """
 
-    def __init__(self, run: Run, ledger: Ledger) -> None:
-        self._run, self._ledger = run, ledger
+    def __init__(self, run: Run, ledger: Ledger, too_short: Callable[[Job], Collection[str]]) -> None:
+        self._run, self._ledger, self._too_short = run, ledger, too_short
 
     def now(self, job: Job) -> Room | None:
         """The most GPUs that a job could have on each host, its own and free ones; None: as many as that."""
-        if not self._counts(job.spec.needs):
+        short = () if job.state.active else self._too_short(job)
+        if not (short or self._counts(job.spec.needs)):
             return None
         mine = set(job.gpus) if job.state.active else set()
-        return self._room(job.spec.needs, self._taken(without=job), mine)
+        room = self._room(job.spec.needs, self._taken(without=job), mine)
+        return {host: 0 if host in short else gpus for host, gpus in room.items()} if short else room
 
     def at_most(self, job: Job) -> Room | None:
         """The same, were all GPUs, cores and memory free."""

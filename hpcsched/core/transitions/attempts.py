@@ -18,6 +18,7 @@ from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
 from hpcsched.core.transitions.deadline import Deadline
 from hpcsched.core.transitions.estimates import Estimates
+from hpcsched.core.transitions.host_ends import HostEnds
 from hpcsched.core.transitions.outcome import Outcome
 from hpcsched.core.transitions.waiting import Waiting
 
@@ -47,9 +48,11 @@ class Attempts:
         estimates: Estimates,
         waiting: Waiting,
         deadline: Deadline,
+        ends: HostEnds,
     ) -> None:
         self._run, self._out, self._ledger = run, out, ledger
         self._estimates, self._waiting, self._deadline = estimates, waiting, deadline
+        self._ends = ends
 
     # --- launches ---------------------------------------------------------------------------
 
@@ -153,7 +156,7 @@ class Attempts:
     def ask_to_save(self, job: Job) -> None:
         """Ask the job's attempt to save and leave, and watch that it does within its grace time."""
         attempt = job.current
-        attempt.signalled_s, attempt.quick = self._run.now, not self._deadline.draining
+        attempt.signalled_s, attempt.quick = self._run.now, not self._leaves_for_good(job)
         if job.saves_by_itself:
             job.has_saved(asked=-1 if job.saved_step is None else job.saved_step)
         self._estimates.disturb(job, attempt.gpus)
@@ -163,7 +166,7 @@ class Attempts:
     def terminate(self, job: Job) -> None:
         """Tell the job's attempt to end, and watch that it does."""
         self._out.do(Terminate, job)
-        self._out.timer("term", job, min(self.grace_s(job) / 2, self._deadline.kill_in_s()))
+        self._out.timer("term", job, min(self.grace_s(job) / 2, self._kill_in_s(job)))
 
     def still_saves(self, job: Job) -> None:
         """A job that was asked to leave is still writing: its grace time counts from now, within limits."""
@@ -172,10 +175,17 @@ class Attempts:
         if since is None or kind not in job.timers:
             return
         grace_s = self.grace_s(job)
-        left_s = min(since + MOST_GRACES * grace_s - self._run.now, self._deadline.kill_in_s())
+        left_s = min(since + MOST_GRACES * grace_s - self._run.now, self._kill_in_s(job))
         due_s = min(grace_s / 2 if kind == "term" else grace_s, left_s)
         if self._run.now + due_s > job.timers[kind]:
             self._out.timer(kind, job, due_s)
+
+    def _kill_in_s(self, job: Job) -> float:
+        return min(self._deadline.kill_in_s(), self._ends.kill_in_s(job))
+
+    def _leaves_for_good(self, job: Job) -> bool:
+        """Whether the memory of its hosts will not be there when the job goes on."""
+        return self._deadline.draining or self._ends.leaves(job)
 
     def grace_s(self, job: Job) -> float:
         """Seconds a worker has to save: thrice the longest save known of its model, at least the run's

@@ -19,6 +19,7 @@ from hpcsched.core.run import Run
 from hpcsched.core.transitions.attempts import Attempts
 from hpcsched.core.transitions.deadline import Deadline
 from hpcsched.core.transitions.estimates import Estimates
+from hpcsched.core.transitions.host_ends import HostEnds
 from hpcsched.core.transitions.outcome import LOOK, Outcome
 from hpcsched.core.transitions.waiting import Waiting
 from hpcsched.core.view import LookAgain, Planning, Policy, Preempt, Remark, Replan, Resize, Start, View
@@ -47,11 +48,12 @@ class Decisions:
         estimates: Estimates,
         waiting: Waiting,
         deadline: Deadline,
+        ends: HostEnds,
         attempts: Attempts,
     ) -> None:
         self._run, self._out, self._ledger, self._own, self._rooms = run, out, ledger, own, rooms
         self._make_policy, self._estimates, self._waiting = make_policy, estimates, waiting
-        self._deadline, self._attempts = deadline, attempts
+        self._deadline, self._ends, self._attempts = deadline, ends, attempts
         self.policy: Policy | None = None
         self.options: Mapping[str, Any] = {}
         """The policy's options."""
@@ -60,6 +62,8 @@ class Decisions:
         self._look_due = -inf
         self._left_out = False
         """Needs of jobs have kept a decision from being carried out."""
+        self._otherwise = False
+        """A job has got other GPUs than the policy had counted for it: another's may be among them."""
 
     def handlers(self) -> Handlers:
         """The events that it handles."""
@@ -98,6 +102,7 @@ class Decisions:
             hosts_of=self._ledger.hosts_of,
             places=self._ledger.by_host,
             left_s=self._deadline.left_s(),
+            left_on=self._ends.left_on,
             running=list(self._run.running),
             secondaries=list(self._run.secondaries),
             waiting_count=len(self._own.queue),
@@ -135,7 +140,7 @@ class Decisions:
         """Whether to ask again: GPUs were handed out, and not all as the policy had counted them."""
         if self.policy is None or not (self._ledger.free or self.policy.acts_when_full):
             return False
-        before, self._left_out = len(self._ledger.free), False
+        before, self._left_out, self._otherwise = len(self._ledger.free), False, False
         for decision in self.policy.decide(self.view()):
             match decision:
                 case Replan():
@@ -156,12 +161,14 @@ class Decisions:
 
     def _start(self, job: Job, decision: Start) -> None:
         count, gpus = decision.gpus, self._pick(job, decision.hosts, decision.gpus)
-        if gpus is None and (room := self._rooms.now(job)) is not None:
+        room = self._rooms.now(job)
+        if gpus is None and (room is not None or self._otherwise):
             # The policy has counted others' GPUs as this job's: it gets those that it can have, if enough.
             free = self._ledger.free_by_host()
             count = job.fitting(free.pick(decision.gpus, job.spec.nodes, room=room)[0])
             _, hosts = free.pick(count, job.spec.nodes, room=room)
             gpus = self._pick(job, hosts, count) if count >= max(1, job.least) else None
+            self._otherwise = True
             if gpus is None:
                 self._left_out = True
                 return
@@ -186,7 +193,7 @@ class Decisions:
             return
         least, most = job.limits(decision.gpus)
         gpus = self._pick(job, decision.hosts, decision.gpus)
-        if gpus is None and self._rooms.now(job) is not None:
+        if gpus is None and (self._otherwise or self._rooms.now(job) is not None):
             self._left_out = True  # as above: it stays as it is
             return
         self._out.note(job, decision.reason)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import ReleaseHosts
 from hpcsched.core.jobs import Job
-from hpcsched.core.mechanisms.base import Handlers, Mechanism
-from hpcsched.core.model import Device, JobState
+from hpcsched.core.mechanisms.base import Mechanism
+from hpcsched.core.model import JobState
 from hpcsched.core.needs import Needs
 from hpcsched.core.resources.gpus import FreeGpus
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.resources.rooms import Rooms
 from hpcsched.core.run import Run
 from hpcsched.core.transitions.deadline import Deadline
+from hpcsched.core.transitions.hosts import Hosts
 from hpcsched.core.transitions.outcome import RELEASE, Outcome
 
 READY_WITHIN_S = 60.0
@@ -35,15 +34,6 @@ class Idle:
     whole: bool
 
 
-@dataclass(frozen=True, slots=True)
-class GivenBack:
-    """A host that the batch system has back since `at` (seconds of the run's clock), with its GPUs."""
-
-    host: str
-    gpus: tuple[int, ...]
-    at: float
-
-
 class Leftover:
     """Knows which GPUs are left over, and gives hosts of such GPUs alone back where the run may do that.
 
@@ -60,22 +50,17 @@ class Leftover:
         own: Mechanism,
         rooms: Rooms,
         deadline: Deadline,
+        hosts: Hosts,
     ) -> None:
         self._run, self._out, self._ledger, self._own, self._rooms = run, out, ledger, own, rooms
-        self._deadline = deadline
+        self._deadline, self._hosts = deadline, hosts
         self.after_s: float | None = None
         """Seconds for which a host must have been left over to be given back; None: none ever is."""
         self.stays = ""
         """The host that cannot be given back."""
-        self.devices: list[tuple[Device, ...]] = []
-        """The devices of each life of the run."""
-        self.given_back: list[GivenBack] = []
-        """All hosts that were given back, in all lives."""
         self._idle: dict[str, Idle] = {}
         self._past_s: dict[tuple[str, bool], float] = {}
         """The GPU-seconds that were left over before what is now, by host and whether all of it was."""
-        self._leaving: dict[str, tuple[int, ...]] = {}
-        """Hosts that the batch system is asked to take back, and their GPUs."""
         self._seen: tuple[int, ...] = ()
         self._free: FreeGpus | None = None
         self._wanted: frozenset[str] | None = None
@@ -83,10 +68,6 @@ class Leftover:
         self._could: dict[tuple[int, int, Needs | None, bool], frozenset[str]] = {}
         """By what a job asks for the hosts that it could have, as long as the devices are the same."""
         self._due = -1.0
-
-    def handlers(self) -> Handlers:
-        """The events that it handles."""
-        return {ev.HostsReleased: self._released, ev.ReleaseFailed: self._failed}
 
     # --- questions --------------------------------------------------------------------------
 
@@ -108,25 +89,10 @@ class Leftover:
                 total[host] = total.get(host, 0.0) + seconds
         return total
 
-    @property
-    def leaving(self) -> Collection[str]:
-        """The hosts that the batch system is asked to take back."""
-        return self._leaving.keys()
-
     def could_go(self) -> list[Idle]:
         """The hosts of these that have nothing to do at all; one host, and the one that stays, never go."""
         whole = [idle for idle in self.idle() if self._whole(idle)]
         return whole if len(whole) < len(self._ledger.host_names) else whole[1:]
-
-    @property
-    def there_at_first(self) -> tuple[Device, ...]:
-        """The devices with which this life began."""
-        return self.devices[-1] if self.devices else ()
-
-    @property
-    def gone(self) -> list[GivenBack]:
-        """The hosts that were given back in this life."""
-        return [back for back in self.given_back if back.at >= self._run.lives[-1].at]
 
     def may_grow(self, job: Job) -> bool:
         """Whether a running job may still get more GPUs than it has, though the policy has left them free."""
@@ -158,10 +124,9 @@ class Leftover:
     def begin_life(self, event: ev.AgentStarted) -> None:
         """Begin with the hosts of another agent."""
         self.after_s, self.stays = event.release_after_s, event.stays
-        self.devices.append(event.devices)
         for host in list(self._idle):
             self._note(host, ())
-        self._leaving, self._seen, self._due = {}, (), -1.0
+        self._seen, self._due = (), -1.0
 
     def watch(self) -> None:
         """Note what is left over now; called after each event. It costs time in what has changed."""
@@ -232,30 +197,6 @@ class Leftover:
         if after_s is None or self._deadline.draining or now < self._due:
             return
         if hosts := [idle for idle in self.could_go() if idle.since + after_s <= now]:
-            self._leave(hosts)
+            self._hosts.give_back(idle.host for idle in hosts)
         elif self._idle and self._run.active:  # somebody may still grow
             self._look_at(now + max(after_s, READY_WITHIN_S))
-
-    def _leave(self, hosts: Iterable[Idle]) -> None:
-        for idle in hosts:
-            self._leaving[idle.host] = idle.gpus
-            self._ledger.put_away(idle.gpus)
-            for away in self._ledger.hooks("host_away"):
-                away(idle.host)
-        self._run.count_news()
-        self._out.ask_policy()
-        self._out.ask(ReleaseHosts, hosts=tuple(idle.host for idle in hosts))
-
-    def _released(self, event: ev.HostsReleased) -> None:
-        for host in event.hosts:
-            if gpus := self._leaving.pop(host, None):
-                self.given_back.append(GivenBack(host, gpus, event.at))
-
-    def _failed(self, event: ev.ReleaseFailed) -> None:
-        for host in event.hosts:
-            if gpus := self._leaving.pop(host, None):
-                self._ledger.take_back(gpus)
-                for back in self._ledger.hooks("host_back"):
-                    back(host)
-        self._run.count_news()
-        self._out.ask_policy()

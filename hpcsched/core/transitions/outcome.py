@@ -13,7 +13,8 @@ from hpcsched.core.reasons import Reason
 from hpcsched.core.run import Run
 from hpcsched.errors import InvalidTransition
 
-DRAIN, HURRY, LOOK, RELEASE = ("drain", 0, 0), ("hurry", 0, 0), ("look", 0, 0), ("release", 0, 0)
+DRAIN, HURRY, LOOK = ("drain", 0, 0), ("hurry", 0, 0), ("look", 0, 0)
+RELEASE, HOSTS = ("release", 0, 0), ("hosts", 0, 0)
 """Keys of the run's own timers: saving begins, jobs that still run are told to end, the policy is asked."""
 
 

@@ -88,7 +88,7 @@ def approach(
     for job in view.waiting(view.free.fits):
         target = targets.get(job.id, 0)
         have, hosts = view.pick(job, target)
-        if have and (have == target or not wait):
+        if have >= max(1, job.least) and (have == target or not wait):
             role = _role(view, job, have)
             decisions.append(Start(job=job, gpus=have, hosts=hosts, role=role, reason=why(job, have)))
             view.free.take(hosts, have)

@@ -266,7 +266,7 @@ def _decision(problem: Problem, timeline: Timeline, plan: Plan, change: CountCha
     if change.gpus > change.old:
         end = timeline.resized_end(change.job, change.gpus)
         stay = timeline.ends[change.job]
-        left_s = view.left_s
+        left_s = view.time_on(change.hosts)
         cost_s = view.switch_s(job, change.gpus, change.hosts)
         facts["in_place"] = view.in_place(job, change.gpus, change.hosts)
         if end - view.now > left_s and not _further(work, timeline, change, left_s, cost_s):

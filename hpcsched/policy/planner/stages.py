@@ -64,7 +64,7 @@ def _decision(problem: Problem, plan: Plan, number: int, change: CountChange) ->
         about = promised(plan, work, change.gpus)
         reason = Reason(Why.PLANNED, {**facts, "cap": change.gpus, **about})
         return Start(job=job, gpus=change.gpus, hosts=change.hosts, role=role, reason=reason)
-    if view.switch_s(job, change.gpus or change.old, change.hosts) >= view.left_s:
+    if view.switch_s(job, change.gpus or change.old, change.hosts) >= view.time_on(change.hosts):
         return None  # it could not go on before the allocation ends
     if not view.worth_changing(job, change.gpus):
         return None

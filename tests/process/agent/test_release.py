@@ -88,7 +88,7 @@ def test_a_host_that_nothing_can_use_is_given_back(bench: Bench, slurm: Path) ->
     assert bench.states() == {"long": "CANCELLED", "short": "COMPLETED", "more": "COMPLETED"}
     assert "was lost" not in agent.said and "Traceback" not in agent.said
     machine, _ = bench.replayed()
-    assert [back.host for back in machine.leftover.given_back] == ["node9"]
+    assert [back.host for back in machine.hosts.given_back] == ["node9"]
     assert bench.all_gone()
 
 

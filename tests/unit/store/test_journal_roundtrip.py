@@ -59,6 +59,7 @@ BY_TYPE = {
     Mapping[str, typing.Any]: st.dictionaries(text, values, max_size=3),
     Mapping[str, str]: st.dictionaries(text, text, max_size=3),
     Mapping[str, float | None]: st.dictionaries(text, st.none() | finite, max_size=3),
+    Mapping[str, float]: st.dictionaries(text, finite, max_size=3),
     Mapping[int, float]: st.dictionaries(number, finite, max_size=3),
     Mapping[int, int]: st.dictionaries(number, number, max_size=3),
     Mapping[int, tuple[str, ...]]: st.dictionaries(number, st.lists(text).map(tuple), max_size=3),

@@ -25,7 +25,7 @@ from hpcsched.core.mechanisms.cpu.cores import (
 )
 from hpcsched.core.mechanisms.cpu.layout import cores_of, said_seats
 from hpcsched.core.mechanisms.cpu.view import CoresView, CpuRule, Reseat, StartOnCores
-from hpcsched.core.model import Attempt, JobSpec, JobState, Role, SeatedAttempt, Usage
+from hpcsched.core.model import Attempt, HostCores, JobSpec, JobState, Role, SeatedAttempt, Usage
 from hpcsched.core.parts import Parts
 from hpcsched.core.reasons import Reason, Why
 
@@ -130,6 +130,9 @@ class Cpu(Mechanism):
     def lost(self, gpu: int, why: str) -> None:
         if loan := self.cores.loans.pop(gpu, None):
             self._cores_gone(*loan, why)
+
+    def hosts_joined(self, cores: Iterable[HostCores]) -> None:
+        self.cores.hosts |= {one.host: one for one in cores}
 
     def host_away(self, host: str) -> None:
         if (cores := self.cores.hosts.pop(host, None)) is not None:

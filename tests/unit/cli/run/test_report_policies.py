@@ -66,10 +66,10 @@ def test_what_no_policy_knows_of_has_its_reason() -> None:
     driver.exits("b", 0, 100, 100)
     assert "held or suspended jobs" in under_policies(driver.machine)[1]
     machine = a_set()
-    first = machine.leftover.devices[0]
-    machine.leftover.devices.append(tuple(replace(device, host="other") for device in first))
+    first = machine.hosts.devices[0]
+    machine.hosts.devices.append(tuple(replace(device, host="other") for device in first))
     assert under_policies(machine)[0], "hosts that are alike"
-    machine.leftover.devices.append(tuple(replace(device, kind="V100") for device in first))
+    machine.hosts.devices.append(tuple(replace(device, kind="V100") for device in first))
     assert "the same GPUs all the time" in under_policies(machine)[1]
 
 

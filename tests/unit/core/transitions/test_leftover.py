@@ -8,7 +8,8 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, Launch, ReleaseHosts
 from hpcsched.core.machine import Machine
 from hpcsched.core.needs import Needs
-from hpcsched.core.transitions.leftover import GivenBack, Idle
+from hpcsched.core.transitions.hosts import GivenBack
+from hpcsched.core.transitions.leftover import Idle
 from hpcsched.core.transitions.outcome import RELEASE
 from hpcsched.policy import make_policy
 from hpcsched.report.idle import idle_of
@@ -92,7 +93,7 @@ def test_a_host_that_was_left_over_long_enough_is_given_back() -> None:
     assert (list(ledger.devices), ledger.host_names, ledger.lost) == ([0, 1, 2, 3], ("n1", "n2"), {})
     driver.now = 705.0
     driver.tell(ev.HostsReleased, hosts=("n3",))
-    assert driver.machine.leftover.given_back == [GivenBack("n3", (4, 5), 705.0)]
+    assert driver.machine.hosts.given_back == [GivenBack("n3", (4, 5), 705.0)]
     (launches,) = [
         [action for action in driver.submit(a_job(name, "m", 10, gpus=2)) if isinstance(action, Launch)]
         for name in ("e",)
@@ -112,7 +113,7 @@ def test_a_host_that_is_not_taken_is_used_as_before() -> None:
     assert driver.machine.leftover.idle() == [Idle("n3", (4, 5), 701.0, True)], (
         "it is tried again in its time"
     )
-    assert not driver.machine.leftover.given_back
+    assert not driver.machine.hosts.given_back
     (launch,) = driver.submit(a_job("e", "m", 10, gpus=2))
     assert isinstance(launch, Launch) and launch.gpus == (4, 5)
     assert released(rings(driver, 5000.0)) == []
@@ -176,7 +177,7 @@ def test_the_next_life_has_what_it_is_given_and_remembers_what_was_given_back() 
     driver.tell(ev.HostsReleased, hosts=("n3",))
     driver.now = 1000.0
     driver.start_agent(2, hosts=3)
-    assert len(driver.machine.ledger.devices) == 6 and driver.machine.leftover.gone == []
+    assert len(driver.machine.ledger.devices) == 6 and driver.machine.hosts.gone == []
     driver.runs("a", "b")
     driver.now = 1100.0
     driver.exits("a", 0)
@@ -205,8 +206,8 @@ def test_a_replay_comes_to_the_same() -> None:
 def test_a_simulation_gives_hosts_back_too() -> None:
     jobs = [a_job(name, "m", steps, gpus=2) for name, steps in (("a", 100), ("b", 4000), ("c", 300))]
     machine = Simulation(jobs, PROFILES, gpus=2, nodes=3, release_after_s=60.0).run()
-    (back,) = machine.leftover.given_back
+    (back,) = machine.hosts.given_back
     assert (back.host, back.gpus, back.at) == ("node3", (4, 5), 210.0)
     assert idle_of(machine).given_back_gpu_hours == pytest.approx(2 * (2000 - 210) / 3600)
     kept = Simulation(jobs, PROFILES, gpus=2, nodes=3).run()
-    assert (kept.leftover.given_back, kept.run.now) == ([], machine.run.now)
+    assert (kept.hosts.given_back, kept.run.now) == ([], machine.run.now)
