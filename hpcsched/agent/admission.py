@@ -11,7 +11,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.definitions import differing, was_unsaid
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
-from hpcsched.core.mechanisms.cpu.cores import WHOLE
+from hpcsched.core.mechanisms.cpu.cores import WHOLE, most_cores
 from hpcsched.core.mechanisms.sharing.shares import shares_a_gpu
 from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Kind
 from hpcsched.core.nouns import noun
@@ -53,7 +53,8 @@ class Admission:
     of them that have said in an earlier run that they are parallel, `find_shared` what was seen there of
     models that share such devices. `stand_ins`: every job runs as a stand-in of its profile. `cores` is the
     most that a host has for jobs without GPUs. `memory_mib` is the memory of the largest GPU; None: not
-    known. `devices` and `host_cores` are those of all hosts.
+    known. `devices` and `host_cores` are those of all hosts. `joinable`: others may come, so that a job need
+    not fit on these.
     """
 
     machine: Machine
@@ -66,6 +67,7 @@ class Admission:
     memory_mib: float | None = None
     devices: Sequence[Device] = ()
     host_cores: Sequence[HostCores] = ()
+    joinable: bool = False
 
     def events(
         self,
@@ -101,11 +103,11 @@ class Admission:
     def _checked(self, jobs: Sequence[JobSpec], *, gpus: int, where: str) -> tuple[Profile, ...]:
         """The profiles of models that are new; raises ConfigError for jobs that this run cannot take."""
         machine = self.machine
-        for job in jobs:
+        for job in () if self.joinable else jobs:
             self._check_fits(job, self.devices, gpus=gpus, where=where)
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
-        for job in jobs:
+        for job in () if self.joinable else jobs:
             self._check_memory(job, [*found, *machine.estimates.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
         require_profiles(stand_ins, [*machine.estimates.profiles.values(), *found])
@@ -216,18 +218,30 @@ class Admission:
     def cannot_start(self) -> list[str]:
         """Why the jobs that wait can never start on what is left here: a line each."""
         machine, lines = self.machine, []
+        here = self if not self.joinable else self._as_it_is()
         devices = list(machine.ledger.devices.values())
         for job in machine.run.jobs.values():
             if job.held or job.unmet or job.state not in (JobState.PENDING, JobState.SUSPENDED):
                 continue
             try:
-                self._check_fits(job.spec, devices, gpus=len(devices), where="")
+                here._check_fits(job.spec, devices, gpus=len(devices), where="")
             except ConfigError as error:
                 lines.append(f"{error.key}: {error.got}; accepted: {error.accepted}")
             else:
                 why = machine.waiting_reason(job)
                 lines.append(f"job {job.spec.name}: {why.said(machine.ledger.noun) if why else why}")
         return lines
+
+    def _as_it_is(self) -> Admission:
+        """The same for the hosts that there are now, where some have joined."""
+        ledger = self.machine.ledger
+        cores = tuple(ledger.host_cores.values())
+        return replace(
+            self,
+            hosts=len(ledger.host_names),
+            cores=most_cores(cores, tuple(ledger.devices.values())),
+            host_cores=cores,
+        )
 
     @property
     def _noun(self) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,10 +56,12 @@ class Hosts:
     """The Python interpreters of this host, where it is the only one."""
     granted: int = 1
     """The number of hosts of the allocation; fewer may have joined."""
-    host_of: dict[int, str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "host_of", {device.index: device.host for device in self.inventory})
+    @property
+    def host_of(self) -> dict[int, str]:
+        """The host of each device, those that joined too."""
+        inventory = self.remote.inventory() if self.remote else self.inventory
+        return {device.index: device.host for device in inventory}
 
     @property
     def stand_ins(self) -> bool:
@@ -79,10 +81,17 @@ class Hosts:
 
     def first_of(self, job: Job) -> str:
         """The first host of a job's newest attempt."""
-        if job.attempts and job.current.seats:
-            return job.current.seats[0].host
-        gpus = job.current.gpus if job.attempts else ()
-        return self.host_of.get(gpus[0], self.host_names[0]) if gpus else self.host_names[0]
+        return self.first_of_each([job])[0]
+
+    def first_of_each(self, jobs: Iterable[Job]) -> list[str]:
+        """The first host of each job's newest attempt."""
+        host_of, hosts = self.host_of, list[str]()
+        first = next(iter(host_of.values()))
+        for job in jobs:
+            gpus = job.current.gpus if job.attempts else ()
+            seats = job.current.seats if job.attempts else ()
+            hosts.append(seats[0].host if seats else host_of.get(gpus[0], first) if gpus else first)
+        return hosts
 
 
 def this_host(
@@ -146,6 +155,8 @@ def node_agents(
     cpus_per_gpu: int = CPUS_PER_GPU,
     serve_on_s: float = SERVE_ON_S,
     notice_s: float = 0.0,
+    joinable: bool = False,
+    reserve_s: float = 60.0,
 ) -> Hosts:
     """The devices of all hosts of the allocation, each behind a node agent that is started now.
 
@@ -169,6 +180,8 @@ def node_agents(
         serve_on_s=serve_on_s,
         notice_s=notice_s,
         shielded=allocation.signals_all,
+        joinable=joinable,
+        reserve_s=reserve_s,
     )
     launcher.start(JOIN_WITHIN_S)
     for name, ahead_s in launcher.skew_s.items():

@@ -20,7 +20,6 @@ from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, MakePlan
-from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
@@ -77,7 +76,6 @@ class Agent:
         self._snapshot_due = 0.0
         self._snapshot_at = 0.0
         self._warned = False
-        self._lost_hosts: set[str] = set()
         self._woken_at = float("-inf")
         self._kept_by: float | None = None
         self._left_at_last_asking = -1
@@ -172,7 +170,7 @@ class Agent:
         events += self._r.gpu_watch.look(self._clock.now(), events)
         events += self._r.shared_use.look(self._clock.now())
         self._tell_of_gpus(events)
-        events += self._hosts_lost()  # which has been told already
+        events += self._hosts_changed()
         for look in self._r.alongside:
             look(self._clock.now())
         now = time.monotonic()
@@ -220,7 +218,7 @@ class Agent:
                         continue
                     told = self._r.effects.perform(action)
                     if any(isinstance(news, ev.LaunchFailed) and news.host_fault for news in told):
-                        pending.extend(self._hosts_lost())  # first, or it would be launched there again
+                        pending.extend(self._hosts_changed())  # first, or it would be launched there again
                     pending.extend(told)
                 with contextlib.suppress(OSError):  # nobody reads standard error any more
                     self._r.observer.event(event, actions)
@@ -249,19 +247,9 @@ class Agent:
         if self._r.hosts:
             self._r.hosts.pump()
 
-    def _hosts_lost(self) -> list[ev.Event]:
-        lost = self._r.hosts.lost() if self._r.hosts else {}
-        if len(lost) == len(self._lost_hosts):
-            return []
-        known = {*self._lost_hosts, *self._machine.hosts.leaving}  # those first have to be back
-        new = [host for host in lost if host not in known]
-        self._lost_hosts.update(new)
-        at, devices = self._clock.now(), self._machine.ledger.devices.values()
-        cores = [host for host in self._machine.mechanism(Cpu).cores.hosts if host in new]
-        return [
-            *(ev.DeviceLost(at=at, gpu=d.index, why=lost[d.host]) for d in devices if d.host in new),
-            *(ev.CoresLost(at=at, host=host, why=lost[host]) for host in cores),
-        ]
+    def _hosts_changed(self) -> list[ev.Event]:
+        changes = self._r.host_changes
+        return [*changes.lost(), *changes.events()] if changes else []
 
     def _after_a_stop(self, late_s: float) -> list[ev.Event]:
         """Where all of us were stopped (`scontrol suspend`), no job ran: that time does not count."""

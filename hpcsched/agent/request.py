@@ -36,8 +36,9 @@ class RunRequest:
     kept for the jobs of each GPU: the others are for jobs that need none. `release_idle_s`: seconds after
     which a host that nothing can use any more is given back; None: none is. `stay_s`: seconds that the agent
     stays with nothing to do, inf: until it is drained; None: it leaves. `environment`: of jobs that name
-    none. `source` gives more jobs as the run goes on, all `like` one. `update`: what `jobs`, read in
-    `workdir`, say of jobs that the run has already is taken. `retry`: all that failed run again.
+    none. `joinable`: hosts of other allocations may join. `source` gives more jobs as the run goes on, all
+    `like` one. `update`: what `jobs`, read in `workdir`, say of jobs that the run has already is taken.
+    `retry`: all that failed run again.
     """
 
     dir: Path
@@ -63,3 +64,4 @@ class RunRequest:
     source: FindJobs | None = None
     like: JobSpec | None = None
     metrics_file: Path | None = None
+    joinable: bool = False

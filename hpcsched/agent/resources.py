@@ -6,7 +6,7 @@ import selectors
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hpcsched.agent.admission import Admission
 from hpcsched.agent.allocation.ending import AllocationEnd
@@ -19,9 +19,12 @@ from hpcsched.agent.staying import Staying
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobSpec
+from hpcsched.core.model import Device, HostCores, JobSpec
 from hpcsched.store.journal import Journal
 from hpcsched.store.snapshot import SnapshotWriter
+
+if TYPE_CHECKING:
+    from hpcsched.agent.host_changes import HostChanges
 
 
 class Observer(Protocol):
@@ -51,6 +54,12 @@ class NodeAgents(Protocol):
 
     def lost(self) -> Mapping[str, str]:
         """The reason why each lost host was lost, by host."""
+
+    def come(self) -> Sequence[tuple[tuple[Device, ...], tuple[HostCores, ...]]]:
+        """The devices and cores of each host that has joined since this was last called."""
+
+    def ends(self) -> Mapping[str, float | None]:
+        """When each host that has joined ends, by the monotonic clock; None: it is not known."""
 
 
 FindJobs = Callable[[Machine], Sequence[JobSpec]]
@@ -82,5 +91,6 @@ class Resources:
     ends_by: frozenset[signal.Signals] = frozenset({signal.SIGTERM})
     signals_all: frozenset[signal.Signals] = frozenset()
     hosts: NodeAgents | None = None
+    host_changes: HostChanges | None = None
     source: FindJobs | None = None
     alongside: Sequence[Callable[[float], None]] = ()

@@ -26,6 +26,7 @@ from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, keep_samples, prohibited
+from hpcsched.agent.host_changes import HostChanges
 from hpcsched.agent.hosts import (
     Hosts,
     describe_allocation,
@@ -90,7 +91,7 @@ def run(
     with contextlib.ExitStack() as stack:
         # Its warnings would end us while the loop does not listen; the end time is followed anyway.
         stack.enter_context(ignoring_signals(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
-        several = len(allocation.hosts) > 1 or allocation.here is None
+        several = len(allocation.hosts) > 1 or allocation.here is None or request.joinable
         hosts = None if several else _here(request, allocation)
         if hosts:
             stack.callback(hosts.close)
@@ -129,6 +130,8 @@ def run(
                 say=say,
                 standbys=request.standbys,
                 cpus_per_gpu=request.cpus_per_gpu,
+                joinable=request.joinable,
+                reserve_s=request.margin_s,
                 **node_agent_times(batch, allocation),
             )
             stack.callback(hosts.close)
@@ -200,9 +203,9 @@ def run(
             user=user,
         )
         machine.run.touch_all()
-        for job in machine.run.jobs.values():
-            if job.attempt:
-                snapshot.output_of(job.id, str(output_path(job, site, job.attempt, hosts.first_of(job))))
+        ran = [job for job in machine.run.jobs.values() if job.attempt]
+        for job, first in zip(ran, hosts.first_of_each(ran), strict=True):
+            snapshot.output_of(job.id, str(output_path(job, site, job.attempt, first)))
         monitor = Monitor(hosts.sample, interval_s=request.monitor_s)
         gpu_watch = GpuWatch(
             monitor,
@@ -262,6 +265,7 @@ def run(
             ends_by=allocation.ends_by,
             signals_all=allocation.signals_all,
             hosts=hosts.remote,
+            host_changes=HostChanges(hosts.remote, machine, clock) if hosts.remote else None,
             source=request.source,
             alongside=alongside(
                 site,
@@ -300,6 +304,7 @@ def run(
             if not monitor.close():
                 stack.pop_all()  # a driver that hangs would hang us too; the system lets go of most of it
                 hosts.close_launcher()
+        jobs = list(machine.run.jobs.values())
         return LifeResult(
             outcome=outcome,
             machine=machine,
@@ -307,15 +312,15 @@ def run(
             speed=hosts.speed,
             device_kind=hosts.kind,
             outputs={
-                job.id: output_path(job, site, job.attempt, hosts.first_of(job))
-                for job in machine.run.jobs.values()
+                job.id: output_path(job, site, job.attempt, first)
+                for job, first in zip(jobs, hosts.first_of_each(jobs), strict=True)
             },
             checkpoints={job_id: site.checkpoints_of(job_id) for job_id in machine.run.jobs},
             folders={job_id: site.rundir.job(job_id) for job_id in machine.run.jobs},
             before=standing,
             edits=edits,
             attempts_before=attempts_before,
-            short_of_hosts=bool(hosts.remote and hosts.remote.lost()),
+            short_of_hosts=hosts.remote is not None and hosts.remote.short,
             requeued_when_preempted=allocation.preemption is not None and allocation.preemption.requeues,
             killed=agent.killed,
             refused=resources.inbox.refused,
@@ -346,6 +351,7 @@ def _admission(
         memory_mib=max((size for size in sizes if size is not None), default=None),
         devices=hosts.inventory,
         host_cores=hosts.cores,
+        joinable=hosts.remote is not None and hosts.remote.joinable,
     )
 
 

@@ -22,6 +22,7 @@ _GROUPS = {
         "run": ("run.run:run", "Run a set of jobs in this allocation until all have ended."),
         "submit": ("jobs.control:submit", "Put jobs into a run, running now or next."),
         "drain": ("jobs.control:drain", "Save all jobs and stop the run."),
+        "join": ("run.join:join", "Lend the hosts of this allocation to a run in another one."),
         "clean": ("run.clean:clean", "What runs that are over have left on disk; removes what you ask for."),
         "tune": ("run.tune:tune", "Search hyperparameters of a program or a trainer: Hyperband, ASHA."),
     },

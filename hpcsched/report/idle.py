@@ -85,7 +85,9 @@ def _there(
     for from_s, next_s, devices in zip(begins, [*begins[1:], end_s], machine.hosts.devices, strict=True):
         until_s = max(from_s, next_s)
         came = {one.host: one.at for one in machine.hosts.joined if from_s <= one.at <= until_s}
-        gone = {one.host: one.at for one in machine.hosts.given_back if from_s <= one.at <= until_s}
+        left = [(one.host, one.left) for one in machine.hosts.joined if one.left is not None]
+        left += [(one.host, one.at) for one in machine.hosts.given_back]
+        gone = {host: at for host, at in left if from_s <= at <= until_s}
         hosts = dict.fromkeys(device.host for device in devices)
         yield devices, {host: (came.get(host, from_s), gone.get(host, until_s)) for host in hosts}
 

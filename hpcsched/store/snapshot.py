@@ -21,6 +21,7 @@ from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Device, Ended, JobState, Progress
 from hpcsched.core.nouns import SLOT
 from hpcsched.core.saving import how_suspended
+from hpcsched.core.transitions.hosts import Joined
 from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, last_status
@@ -32,6 +33,7 @@ from hpcsched.store.status import (
     GpuStatus,
     Idle,
     JobStatus,
+    JoinedHost,
     LeftOver,
     MeasuredGpu,
     RunStatus,
@@ -108,6 +110,7 @@ class SnapshotWriter:
                 for idle in machine.leftover.idle()
             ],
             given_back={back.host: round(back.at, 3) for back in machine.hosts.gone},
+            joined=[self._joined(one, now) for one in machine.hosts.guests],
             idle=None if machine.run.active else self.idle,
             short_disks=list(self.short_disks) if machine.run.active else [],
         )
@@ -123,6 +126,18 @@ class SnapshotWriter:
             self._spare.drop()
         else:
             self._spare.keep(len(data))
+
+    def _joined(self, one: Joined, now: float) -> JoinedHost:
+        hosts = self._machine.hosts
+        end = hosts.end_of(one.host) if one.left is None else None
+        return JoinedHost(
+            host=one.host,
+            gpus=list(one.gpus),
+            since_s=round(one.at, 3),
+            end=None if end is None else iso(time.time() + (end - now) / self._speed),
+            closing=one.left is None and (one.host in hosts.closing or one.host in hosts.leaving),
+            left_s=None if one.left is None else round(one.left, 3),
+        )
 
     def _refresh(self, now: float) -> None:
         machine = self._machine
@@ -218,17 +233,19 @@ class SnapshotWriter:
         if not job.attempts or not (job.state.active or job.state.final):
             return set()
         last, machine = job.current, self._machine
-        there: Mapping[int, Device] = machine.ledger.devices
-        if job.state.final:  # a later agent may have had other devices
+        if not job.state.final:
+            hosts = {host for gpu in last.gpus if (host := machine.ledger.host_of(gpu))}
+        else:  # a later agent may have had other devices
             life = bisect_right(machine.run.lives, last.start_s, key=lambda life: life.at) - 1
             there = self._devices_of(life)
-        hosts = {there[gpu].host for gpu in last.gpus if gpu in there}
+            hosts = {there[gpu].host for gpu in last.gpus if gpu in there}
         return hosts | {seat.host for seat in last.seats if seat.host}
 
     def _devices_of(self, life: int) -> Mapping[int, Device]:
         """The devices with which a life began, by number."""
-        if life not in self._devices:
-            self._devices[life] = {device.index: device for device in self._machine.hosts.devices[life]}
+        devices = self._machine.hosts.devices[life]
+        if len(self._devices.get(life, ())) != len(devices):  # hosts have joined since
+            self._devices[life] = {device.index: device for device in devices}
         return self._devices[life]
 
     def _saves(self, job: Job, now: float) -> str:

@@ -37,6 +37,21 @@ class LeftOver(msgspec.Struct, kw_only=True, frozen=True):
     since_s: float
 
 
+class JoinedHost(msgspec.Struct, kw_only=True, frozen=True):
+    """A host of another allocation that joined the run (`hpcsched join`) at `since_s` of the run's clock.
+
+    `end`: when its allocation ends (ISO time; None: not known). `closing`: that is so near that its jobs
+    leave it. `left_s`: when it left the run, by the run's clock.
+    """
+
+    host: str
+    gpus: list[int]
+    since_s: float
+    end: str | None = None
+    closing: bool = False
+    left_s: float | None = None
+
+
 class Idle(msgspec.Struct, kw_only=True, frozen=True):
     """An agent that stays with nothing to do: since when, and until when if nothing comes (ISO times).
 
@@ -91,6 +106,7 @@ class RunStatus(msgspec.Struct, kw_only=True):
     left_over: list[LeftOver] = []
     given_back: dict[str, float] = {}
     """By host that the batch system has back: since when, by the run's clock."""
+    joined: list[JoinedHost] = []
     idle: Idle | None = None
     short_disks: list[ShortDisk] = []
 

@@ -27,6 +27,7 @@ from hpcsched.devices import Sample
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Workers
 from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.channel import MessageChannel
 from hpcsched.launch.remote.keys import Join, read_join
 from hpcsched.launch.remote.launcher import RemoteLauncher
 
@@ -119,7 +120,7 @@ class SimulatedNode:
 
     def __post_init__(self) -> None:
         self._connection = HeadConnection(self.join, self.name)
-        self._channel = protocol.MessageChannel()
+        self._channel = MessageChannel()
         self._welcome = self.left = False
         self._readings = tuple(protocol.Reading(0.5, 1024.0) for _ in range(NODE_GPUS))
         self._orders: dict[int, protocol.Launch] = {}

@@ -29,6 +29,9 @@ class Nodes(Protocol):
     def released(self, hosts: Sequence[str]) -> None:
         """They are gone for good."""
 
+    def guests_among(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """Those of these hosts that have joined from other allocations."""
+
     def stay(self, hosts: Sequence[str]) -> None:
         """They are hosts like others again; those whose node agents have ended meanwhile are lost."""
 
@@ -80,17 +83,26 @@ class HostReleases:
 
     def events(self, at: float) -> Iterator[ev.Event]:
         """What has come of it since the last call; `at`: now, on the run's clock."""
-        for hosts, until in list(self._waiting):
+        for entry in list(self._waiting):
+            hosts, until = entry
             if not any(map(self._nodes.keeps, hosts)):
-                self._nodes.releasing(hosts)
-                threading.Thread(target=self._ask, args=(hosts,), name="release", daemon=True).start()
+                self._waiting.remove(entry)
+                yield from self._go(hosts, at)
             elif time.monotonic() > until:
+                self._waiting.remove(entry)
                 self._answers.put(_Answer(hosts, "states of jobs are still on their way from there to disk"))
-            else:
-                continue
-            self._waiting.remove((hosts, until))
         while not self._answers.empty():
             yield self._event(self._answers.get(), at)
+
+    def _go(self, hosts: tuple[str, ...], at: float) -> Iterator[ev.Event]:
+        self._nodes.releasing(hosts)
+        guests = self._nodes.guests_among(hosts)
+        if guests:  # their batch job ends by itself when nothing runs in it any more
+            self._nodes.released(guests)
+            self._tell(f"{_named(guests)} left the run")
+            yield ev.HostsReleased(at=at, hosts=guests)
+        if ours := tuple(host for host in hosts if host not in guests):
+            threading.Thread(target=self._ask, args=(ours,), name="release", daemon=True).start()
 
     def _ask(self, hosts: tuple[str, ...]) -> None:
         error = ""
@@ -104,7 +116,7 @@ class HostReleases:
 
     def _event(self, answer: _Answer, at: float) -> ev.Event:
         hosts, error = answer.hosts, answer.error
-        names = f"host{'s' * (len(hosts) > 1)} {', '.join(hosts)}"
+        names = _named(hosts)
         if not error:
             self._nodes.released(hosts)
             self._tell(f"nothing is left that could use {names}: given back to {self._batch.kind}")
@@ -114,3 +126,7 @@ class HostReleases:
             self._tell(f"{names} cannot be given back: {error}; used as before")
         self._nodes.stay(hosts)
         return ev.ReleaseFailed(at=at, hosts=hosts, error=error)
+
+
+def _named(hosts: Sequence[str]) -> str:
+    return f"host{'s' * (len(hosts) > 1)} {', '.join(hosts)}"

@@ -37,6 +37,7 @@ from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.proc import stat
 from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.channel import MessageChannel
 from hpcsched.launch.remote.keys import Join, read_join
 from hpcsched.launch.remote.workers import plan_from_message
 from hpcsched.printing import printable
@@ -77,7 +78,7 @@ class NodeAgent:
         )
         self._keeping: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
-        self._channel = protocol.MessageChannel()
+        self._channel = MessageChannel()
         self._connection = connection
         for descriptor in self._connection.filenos:
             self._selector.register(descriptor, selectors.EVENT_READ, ("head", None))
@@ -430,9 +431,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.ExitStack() as stack:
             connection = HeadConnection(join, name)
             stack.callback(connection.close)
-            end_orphans(
-                join, lambda: connection.send(protocol.MessageChannel().unnumbered(protocol.Coming(name)))
-            )
+            end_orphans(join, lambda: connection.send(MessageChannel().unnumbered(protocol.Coming(name))))
             show_granted(join, name, os.environ)
             devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
             stack.callback(devices.close)

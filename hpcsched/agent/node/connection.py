@@ -66,7 +66,7 @@ class HeadConnection:
         return 0.0 if self._gone_at is None else now - self._gone_at
 
     def send(self, data: bytes) -> None:
-        """Send a message, or drop it when too many wait (`protocol.MessageChannel` sends it again)."""
+        """Send a message, or drop it when too many wait (`channel.MessageChannel` sends it again)."""
         with contextlib.suppress(zmq.Again):
             self._socket.send(data, zmq.NOBLOCK)
 

@@ -13,14 +13,14 @@ from hpcsched.launch.remote.keys import Join
 
 
 def own_name(join: Join, given: str | None, environ: Mapping[str, str], hostname: str) -> str:
-    """This host's name in the run. Raises ConfigError if it is none of the run's hosts."""
+    """This host's name in the run. Raises ConfigError if it is none of the hosts in the join file."""
     names = [given] if given else [environ.get("SLURMD_NODENAME", ""), hostname]
     for name in filter(None, names):
         if name in join.hosts:
-            return name
+            return join.names.get(name, name)
         short = [host for host in join.hosts if host.split(".")[0] == name.split(".")[0]]
         if len(short) == 1:
-            return short[0]
+            return join.names.get(short[0], short[0])
     raise ConfigError(where="--name", got=f"{names[-1]!r}", accepted=f"one of {', '.join(join.hosts)}")
 
 

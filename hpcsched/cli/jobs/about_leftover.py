@@ -1,18 +1,21 @@
-"""What `status`, `top` and `explain` say of GPUs that are left over, and of hosts that were given back."""
+"""What `status` and `top` say of GPUs that are left over, and of hosts that went or came."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from hpcsched.printing import spans
-from hpcsched.store.status import LeftOver, Status
+from hpcsched.store.status import JoinedHost, LeftOver, Status
 
 MOST_HOSTS = 3
 """Hosts that are named; of more it is said how many they are."""
 
 
 def in_a_line(status: Status, clock: Callable[[float], str]) -> list[str]:
-    """What is left over, and what was given back, in at most one line each; `clock` makes text of seconds."""
+    """What is left over, what was given back, and what has joined, in at most one line each; `clock` makes
+    text of seconds."""
     run = status.run
     lines = []
     if run.left_over and run.state == "RUNNING":
@@ -24,7 +27,17 @@ def in_a_line(status: Status, clock: Callable[[float], str]) -> list[str]:
         lines.append(f"idle, with no job left that could use {them}, {since}: {which}")
     if run.given_back:
         lines.append(f"given back to {run.allocation.get('kind')}: {_some(list(run.given_back))}")
+    there = [one for one in run.joined if one.left_s is None]
+    if there and run.alive:
+        lines.append(f"joined: {_some([_joined(one, clock) for one in there])}")
     return lines
+
+
+def _joined(one: JoinedHost, clock: Callable[[float], str]) -> str:
+    if one.end is None:
+        return one.host
+    left_s = max(0.0, datetime.fromisoformat(one.end).timestamp() - time.time())
+    return f"{one.host} (ends in {clock(left_s)}{', its jobs leave it' * one.closing})"
 
 
 def where(left_over: Sequence[LeftOver]) -> str:

@@ -41,6 +41,10 @@ def page_of(machine: Machine, root: Path, record: RunRecord | None) -> dict[str,
         ],
         "could_give_back": [idle.host for idle in left.could_go()],
         "given_back": {back.host: back.at for back in machine.hosts.gone},
+        "joined": [
+            {"host": one.host, "gpus": list(one.gpus), "since_s": one.at, "left_s": one.left}
+            for one in machine.hosts.guests
+        ],
         "next": next_lines(machine, root, record),
     }
 
@@ -64,6 +68,12 @@ def lines_of(machine: Machine, root: Path, record: RunRecord | None) -> list[str
         f"given back: {back.host} with {plural(len(back.gpus), ledger.noun)}, {clock(back.at)} into the run"
         for back in machine.hosts.gone
     ]
+    for one in machine.hosts.guests:
+        of = plural(len(one.gpus), ledger.noun)
+        until = "" if one.left is None else f", left it at {clock(one.left)}"
+        if one.left is None and (end := machine.hosts.end_of(one.host)) is not None:
+            until = f", ends at {clock(end)}"
+        lines.append(f"joined: {one.host} with {of}, {clock(one.at)} into the run{until}")
     return [*lines, *(f"next: {line}" for line in next_lines(machine, root, record))]
 
 

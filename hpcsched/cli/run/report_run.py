@@ -90,8 +90,7 @@ def _joined(machine: Machine) -> Iterator[str]:
     from hpcsched.durations import clock
 
     for one in machine.hosts.joined[-MOST_HOSTS:]:
-        later = [back.at for back in machine.hosts.given_back if back.host == one.host and back.at >= one.at]
-        until = f", until {clock(later[0])}" if later else ""
+        until = "" if one.left is None else f", until {clock(one.left)}"
         of = plural(len(one.gpus), machine.ledger.noun)
         yield f"{one.host} with {of}, from {clock(one.at)} into the run{until}"
 

@@ -57,6 +57,8 @@ _MARGIN = "Safety margin before the end of the allocation, besides the time to s
 
 _RELEASE = "Minutes after which nodes that nothing could use are given back; default: never."
 
+_JOINABLE = "Let hosts of other allocations join this run (`hpcsched join`)."
+
 _METRICS = "Have the run's state in this file, for Prometheus' textfile collector."
 
 _POLICY = f"Policy: {policies.ALL}."
@@ -110,6 +112,7 @@ _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; t
 @option("--warm", metavar="N", default="auto", help="Warm processes on each host: auto, off or a number.")
 @option("--cpus-per-gpu", metavar="N", type=click.IntRange(min=0), default=8, help=_CPUS_PER_GPU)
 @option("--release-idle-nodes", metavar="MINUTES", type=Number(min=0), help=_RELEASE)
+@option("--joinable", is_flag=True, help=_JOINABLE)
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
 @option(
     "--compare", metavar="P,...", multiple=True, help="At the end, compare with these policies, simulated."
@@ -205,6 +208,7 @@ def conduct(
     grace: float,
     monitor: float,
     metrics_file: Path | None = None,
+    joinable: bool = False,
     database: str | None,
     quiet: bool,
     as_json: bool,
@@ -313,6 +317,7 @@ def conduct(
         source=source,
         like=like,
         metrics_file=_checked(metrics_file) if metrics_file else None,
+        joinable=joinable,
     )
     with observers:
         try:

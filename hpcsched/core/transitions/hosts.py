@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import floor, inf
 
 from hpcsched.core import events as ev
@@ -26,16 +26,20 @@ REOPENS_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A host that joined the run at `at` (seconds of the run's clock), with its GPUs."""
+    """A host that joined the run at `at` (seconds of the run's clock), with its GPUs, and `left` it then.
+
+    `left` None: not yet, or with the agent that it had joined.
+    """
 
     host: str
     gpus: tuple[int, ...]
     at: float
+    left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """A host that has left the run at `at` (seconds of the run's clock), with its GPUs."""
+    """A host that its batch system has back since `at` (seconds of the run's clock), with its GPUs."""
 
     host: str
     gpus: tuple[int, ...]
@@ -113,6 +117,11 @@ class Hosts:
     def gone(self) -> list[GivenBack]:
         """The hosts that were given back in this life."""
         return [back for back in self.given_back if back.at >= self._run.lives[-1].at]
+
+    @property
+    def guests(self) -> list[Joined]:
+        """The hosts that joined in this life."""
+        return [one for one in self.joined if one.at >= self._run.lives[-1].at]
 
     def end_of(self, host: str) -> float | None:
         """When a host ends that does so before the run; None: it does not, or nobody knows."""
@@ -272,9 +281,15 @@ class Hosts:
 
     def _released(self, event: ev.HostsReleased) -> None:
         for host in event.hosts:
-            if (gpus := self._leaving.pop(host, None)) is not None:
+            if (gpus := self._leaving.pop(host, None)) is None:
+                continue
+            self._ends.forget(host)
+            began = self._run.lives[-1].at
+            joined = [i for i, one in enumerate(self.joined) if one.host == host and one.at >= began]
+            if joined:
+                self.joined[joined[-1]] = replace(self.joined[joined[-1]], left=event.at)
+            else:
                 self.given_back.append(GivenBack(host, gpus, event.at))
-                self._ends.forget(host)
 
     def _failed(self, event: ev.ReleaseFailed) -> None:
         for host in event.hosts:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.channel import MessageChannel
 from hpcsched.launch.remote.starter import NodeAgentCommand
 from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers
 
@@ -64,6 +65,7 @@ class RemoteHost:
     they were sent. Times by the monotonic clock: `heard_at` of the last message of its node agent, `lost_at`
     of its loss, `join_by` the earliest at which it counts as absent, `broke_at` of the break of its
     connection (None while there is one; `closed`: not by silence).
+    `end`: when its allocation ends, if that is not the run's; `guest`: it came from another allocation.
     `leaving`: lost, but its node agent ends its jobs in good order and reports. `gone`: the node agent has
     sent its last message. `releasing`: the batch system is asked to take the host back, or has it; its end
     is no loss then. `fenced`: no process of the run can live there any more. `told_keeping`: the jobs whose
@@ -74,7 +76,7 @@ class RemoteHost:
     command: NodeAgentCommand | None = None
     hello: protocol.Hello | None = None
     peer: bytes = b""
-    channel: protocol.MessageChannel = field(default_factory=protocol.MessageChannel)
+    channel: MessageChannel = field(default_factory=MessageChannel)
     heard_at: float = 0.0
     first_device: int = 0
     readings: tuple[protocol.Reading, ...] = ()
@@ -89,6 +91,8 @@ class RemoteHost:
     closed: bool = False
     fenced: bool = False
     warned: bool = False
+    guest: bool = False
+    end: float | None = None
     parts: dict[int, tuple[RemoteWorkers, AttemptPart]] = field(default_factory=dict)
     told_keeping: frozenset[int] = frozenset()
 

@@ -64,8 +64,10 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     `grace_s`: the time that workers get to save once the head is gone. `standbys`: see `LocalLauncher`.
     `cpus_per_gpu`: the cores kept for the jobs of each GPU. `serve_on_s`: the time to serve on after a signal
     that ends the node agent, so that the head can have all jobs save in good order; after the first signal
-    `notice_s` longer, as that may only begin a time of grace. `shielded`: the numbers of the signals that the
-    batch system sends to every process of the job.
+    `notice_s` longer, as that may only begin a time of grace. `reserve_s`: what is kept before the end of an
+    allocation besides the time to save. `shielded`: the numbers of the signals that the
+    batch system sends to every process of the job. `names`: by host its name in the run, where that is
+    another one than in its allocation.
     """
 
     life: str
@@ -83,7 +85,9 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     cpus_per_gpu: int = 0
     serve_on_s: float = SERVE_ON_S
     notice_s: float = 0.0
+    reserve_s: float = 60.0
     shielded: tuple[int, ...] = ()
+    names: dict[str, str] = {}
     protocol: int = PROTOCOL
 
 
@@ -101,11 +105,26 @@ def join_file(run_dir: Path, life: str) -> Path:
     return run_dir / f"{JOIN_PREFIX}{life}"
 
 
-def write_join(path: Path, join: Join) -> None:
-    """Write the join file atomically, for this user only, and remove older ones. Raises StoreError."""
+def newest_join(run_dir: Path) -> Path | None:
+    """The join file of the present life; None: there is none, or the head admits nobody."""
+    with contextlib.suppress(OSError):
+        files = [(path.stat().st_mtime, path) for path in run_dir.glob(f"{JOIN_PREFIX}*")]
+        return max(files, default=(0.0, None), key=lambda entry: entry[0])[1]
+    return None
+
+
+def joined_file(run_dir: Path, life: str, allocation: str) -> Path:
+    """The path of the join file for the node agents of another allocation."""
+    return run_dir / f"joined-{life}-{hashlib.blake2b(allocation.encode(), digest_size=6).hexdigest()}"
+
+
+def write_join(path: Path, join: Join, *, alone: bool = True) -> None:
+    """Write a join file atomically, for this user only. `alone`: those of earlier lives are removed. Raises
+    StoreError."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        for old in path.parent.glob(f"{JOIN_PREFIX}*"):
+        temporary.unlink(missing_ok=True)
+        for old in path.parent.glob(f"{JOIN_PREFIX}*") if alone else ():
             old.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:

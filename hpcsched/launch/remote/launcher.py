@@ -18,7 +18,7 @@ from hpcsched.core.model import Device, HostCores
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
-from hpcsched.launch.remote.host import GrantedHost, MakeSample, SampleT
+from hpcsched.launch.remote.host import GrantedHost, MakeSample, RemoteHost, SampleT
 from hpcsched.launch.remote.keys import SERVE_ON_S, Join, KeyPair, join_file, new_life, write_join
 from hpcsched.launch.remote.sessions import HeadSessions
 from hpcsched.launch.remote.socket import HeadSocket
@@ -48,6 +48,8 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         cpus_per_gpu: how many cores are kept for the jobs of each GPU.
         serve_on_s, notice_s: how long node agents serve on after a SIGTERM, see `Join`.
         shielded: signals that the batch system sends to every process of the job.
+        joinable: whether hosts of other allocations may join.
+        reserve_s: what is kept before the end of an allocation besides the time to save.
     """
 
     def __init__(
@@ -68,16 +70,21 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         serve_on_s: float = SERVE_ON_S,
         notice_s: float = 0.0,
         shielded: frozenset[signal.Signals] = frozenset(),
+        joinable: bool = False,
+        reserve_s: float = 60.0,
     ) -> None:
-        super().__init__((host.name for host in hosts), grace_s=grace_s, say=say)
+        super().__init__((host.name for host in hosts), grace_s=grace_s, say=say, joinable=joinable)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
         self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
         self._shielded, self._serve_on_s, self._notice_s = shielded, serve_on_s, notice_s
+        self._reserve_s = reserve_s
         self._life = new_life()
         self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
         self._next_part = 1
+        self._counted: set[str] = set()
+        """The hosts whose devices are in the inventory."""
         self._draining = False
         self._ran_on: dict[int, dict[str, None]] = {}
         """By job: the hosts that may keep shared memory for its next attempt; rank 0's first."""
@@ -99,7 +106,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             deadline = time.monotonic() + timeout_s
             while True:
                 now = time.monotonic()
-                awaited = [max(deadline, node.join_by) for node in self._nodes.values() if node.coming]
+                awaited = [max(deadline, node.join_by) for node in self._ours if node.coming]
                 if max(awaited, default=now) <= now:
                     break
                 self._wait(min(0.1, max(awaited) - now))
@@ -127,6 +134,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             cpus_per_gpu=self._cpus_per_gpu,
             serve_on_s=self._serve_on_s,
             notice_s=self._notice_s,
+            reserve_s=self._reserve_s,
             shielded=tuple(sorted(self._shielded)),
         )
         write_join(self._join, join)
@@ -142,11 +150,16 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             for name in ours:
                 self._nodes[name].command = started
 
+    @property
+    def _ours(self) -> list[RemoteHost]:
+        """The hosts of the head's own allocation."""
+        return [node for node in self._nodes.values() if not node.guest]
+
     def _settle(self) -> None:
         """Number the devices of the hosts that have joined; the others are lost."""
-        come = [node for node in self._nodes.values() if node.up]
-        absent = [node for node in self._nodes.values() if node.hello is None or not come]
-        for node in self._nodes.values():
+        come = [node for node in self._ours if node.up]
+        absent = [node for node in self._ours if node.hello is None or not come]
+        for node in self._ours:
             node.fenced = not node.up  # nothing was ever asked of it
         if absent:
             names = ", ".join(node.name for node in absent)
@@ -162,16 +175,9 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
                 node.why = "its node agent has not come"
         devices: list[Device] = []
         for node in come:
-            assert node.hello is not None
-            node.first_device = len(devices)
-            devices += [
-                replace(d, index=node.first_device + i, host=node.name)
-                for i, d in enumerate(node.hello.devices)
-            ]
-        self._inventory = tuple(devices)
-        self.cores = tuple(
-            replace(node.hello.cores, host=node.name) for node in come if node.hello and node.hello.cores
-        )
+            devices += _numbered(node, len(devices))
+        self._inventory, self._counted = tuple(devices), {node.name for node in come}
+        self.cores = tuple(cores for node in come for cores in _cores(node))
         first = come[0].hello
         assert first is not None
         self.kind, self.speed = first.kind, first.speed
@@ -207,6 +213,29 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         """The devices of all hosts that joined, host by host; those of lost hosts stay in it."""
         return self._inventory
 
+    def come(self) -> list[tuple[tuple[Device, ...], tuple[HostCores, ...]]]:
+        """The devices and cores of each host of another allocation that has come since this was last called;
+        they are in the inventory from now on."""
+        found = []
+        for node in self._nodes.values():
+            if not (node.guest and node.up) or node.name in self._counted:
+                continue
+            assert node.hello is not None
+            self._counted.add(node.name)
+            if (faster := node.hello.speed) != self.speed:
+                self._lose(node, f"its devices run at {faster:g} times the clock, not {self.speed:g}")
+                continue
+            if node.hello.kind != self.kind:
+                self._say(f"host {node.name} has {node.hello.kind}, and others have {self.kind}")
+            devices = _numbered(node, len(self._inventory))
+            self._inventory += devices
+            found.append((devices, _cores(node)))
+        return found
+
+    def ends(self) -> Mapping[str, float | None]:
+        """When each host of another allocation ends, by the monotonic clock; None: it is not known."""
+        return self.guests.ends()
+
     def address_of(self, host: str) -> str:
         """The address at which other hosts reach a host. Raises KeyError for a host that did not join."""
         hello = self._nodes[host].hello
@@ -236,6 +265,15 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
     def lost(self) -> Mapping[str, str]:
         """The reason of the loss of each lost host, by host."""
         return {node.name: node.why for node in self._nodes.values() if node.why and not node.releasing}
+
+    @property
+    def short(self) -> bool:
+        """Whether a host of the head's own allocation is lost."""
+        return any(not self._nodes[host].guest for host in self.lost())
+
+    def guests_among(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """Those of these hosts that joined from other allocations."""
+        return tuple(host for host in hosts if self._nodes[host].guest)
 
     def keeps(self, host: str) -> bool:
         """Whether the newest state of a job is still in a host's memory alone."""
@@ -319,3 +357,15 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
     def keeping(self) -> set[int]:
         """Ids of the jobs whose state of a quick suspend is not durable yet, on any host."""
         return {job_id for node in self._nodes.values() for job_id in node.keeping}
+
+
+def _numbered(node: RemoteHost, first: int) -> tuple[Device, ...]:
+    """The devices of a host that has come, by the run's numbers from `first` on."""
+    assert node.hello is not None
+    node.first_device = first
+    return tuple(replace(d, index=first + i, host=node.name) for i, d in enumerate(node.hello.devices))
+
+
+def _cores(node: RemoteHost) -> tuple[HostCores, ...]:
+    assert node.hello is not None
+    return (replace(node.hello.cores, host=node.name),) if node.hello.cores else ()

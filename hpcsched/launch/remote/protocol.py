@@ -1,13 +1,6 @@
-"""The messages between the head agent and the node agents: msgpack, each message with a tag.
-
-Messages that must not be lost or come twice are numbered, kept until the other end has acknowledged them, and
-sent again when it does not: ZeroMQ reconnects by itself, but loses the messages that were on their way.
-`MessageChannel` is one end of that.
-"""
+"""The messages between the head agent and the node agents: msgpack, each message with a tag."""
 
 from __future__ import annotations
-
-from collections import deque
 
 import msgspec
 
@@ -15,11 +8,8 @@ from hpcsched.core.model import Container, Device, HostCores, PythonEnvironment
 from hpcsched.core.needs import Needs
 from hpcsched.decoding import decode_message
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised with every change of a message; both ends must have the same."""
-
-RESEND_S = 2.5
-"""Time without an acknowledgement after which messages are sent again (chosen); one comes every second."""
 
 BEAT_S = 1.0
 """Period of a node agent's Beat messages (chosen)."""
@@ -208,6 +198,19 @@ class Gone(msgspec.Struct, frozen=True, tag="gone"):
     why: str
 
 
+class Joining(msgspec.Struct, frozen=True, tag="joining", kw_only=True):
+    """Hosts of another allocation are to join the run, or have joined it. `hpcsched join` sends it every
+    BEAT_S.
+
+    `allocation` is the allocation in words ("slurm job 12"), `hosts` their names there. `left_s` are the
+    seconds until it ends (None: it does not, or nobody knows).
+    """
+
+    allocation: str
+    hosts: tuple[str, ...]
+    left_s: float | None = None
+
+
 class Said(msgspec.Struct, frozen=True, tag="said"):
     """A line that people should see."""
 
@@ -232,6 +235,7 @@ NodeMessage = (
     | Keeping
     | Leaving
     | Gone
+    | Joining
     | Said
 )
 
@@ -240,6 +244,18 @@ NodeMessage = (
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     """The node agent belongs to the run from now on."""
+
+
+class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
+    """The hosts of a Joining may join, under these names, in its order."""
+
+    names: tuple[str, ...]
+
+
+class SentAway(msgspec.Struct, frozen=True, tag="away"):
+    """The hosts of a Joining may not join."""
+
+    why: str
 
 
 class Heard(msgspec.Struct, frozen=True, tag="heard"):
@@ -340,7 +356,21 @@ class Leave(msgspec.Struct, frozen=True, tag="leave"):
     grace_s: float
 
 
-HeadMessage = Welcome | Heard | Launch | Signal | AskToSave | SaveBy | Order | Expect | Forget | Drain | Leave
+HeadMessage = (
+    Welcome
+    | Admitted
+    | SentAway
+    | Heard
+    | Launch
+    | Signal
+    | AskToSave
+    | SaveBy
+    | Order
+    | Expect
+    | Forget
+    | Drain
+    | Leave
+)
 
 
 class ToHead(msgspec.Struct, frozen=True, array_like=True):
@@ -359,7 +389,6 @@ class ToNode(msgspec.Struct, frozen=True, array_like=True):
     body: HeadMessage
 
 
-_encode = msgspec.msgpack.Encoder().encode
 _to_head = msgspec.msgpack.Decoder(ToHead)
 _to_node = msgspec.msgpack.Decoder(ToNode)
 
@@ -372,61 +401,3 @@ def read_to_head(data: bytes) -> ToHead:
 def read_to_node(data: bytes) -> ToNode:
     """The head's message; raises BadInput."""
     return decode_message(_to_node, data, most_bytes=MAX_MESSAGE_BYTES)
-
-
-class MessageChannel:
-    """One end of a channel: numbered messages arrive once and in order as long as the other end lives.
-
-    The number of kept messages is bounded only by the time until the other end counts as lost, a few seconds.
-    """
-
-    def __init__(self) -> None:
-        self._sent = 0
-        self._kept: deque[tuple[int, NodeMessage | HeadMessage]] = deque()
-        self._sent_at = 0.0
-        self._heard = 0
-        self._told = 0
-
-    def numbered(self, message: NodeMessage | HeadMessage, now: float) -> bytes:
-        """The bytes to send for a message that must arrive; it is kept until it is acknowledged."""
-        self._sent += 1
-        if not self._kept:
-            self._sent_at = now
-        self._kept.append((self._sent, message))
-        return self._wrap(self._sent, message)
-
-    def unnumbered(self, message: NodeMessage | HeadMessage) -> bytes:
-        """The bytes to send for a message that may be lost."""
-        return self._wrap(0, message)
-
-    def _wrap(self, seq: int, message: NodeMessage | HeadMessage) -> bytes:
-        self._told = self._heard
-        return _encode((seq, self._heard, message))
-
-    def take(self, envelope: ToHead | ToNode, now: float) -> bool:
-        """Whether to act on an arrived message: not on one that came before, nor on one after a gap."""
-        acknowledged = False
-        while self._kept and self._kept[0][0] <= envelope.ack:
-            self._kept.popleft()
-            acknowledged = True
-        if acknowledged:
-            self._sent_at = now
-        if envelope.seq == 0:
-            return True
-        if envelope.seq != self._heard + 1:
-            self._told = -1  # the other end seems not to know what has arrived
-            return False
-        self._heard = envelope.seq
-        return True
-
-    @property
-    def owes_ack(self) -> bool:
-        """Whether the other end waits for an acknowledgement."""
-        return self._told != self._heard
-
-    def resends(self, now: float) -> list[bytes]:
-        """The bytes of all messages to send once more, if it is time for that."""
-        if not self._kept or now - self._sent_at < RESEND_S:
-            return []
-        self._sent_at = now
-        return [self._wrap(seq, message) for seq, message in self._kept]

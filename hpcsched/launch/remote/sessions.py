@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 
 from hpcsched.errors import BadInput
 from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.channel import MessageChannel
+from hpcsched.launch.remote.guests import Guests
 from hpcsched.launch.remote.host import FENCE_S, RemoteHost
 from hpcsched.launch.remote.socket import HeadSocket
 from hpcsched.launch.remote.starter import NodeAgentCommand
@@ -44,11 +46,15 @@ class HeadSessions:
         names: the hosts that node agents are expected from.
         grace_s: how long workers may take to save when the head has gone.
         say: takes one line that people should see.
+        joinable: whether hosts of other allocations may join.
     """
 
-    def __init__(self, names: Iterable[str], *, grace_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, names: Iterable[str], *, grace_s: float, say: Callable[[str], None], joinable: bool = False
+    ) -> None:
         self._nodes: dict[str, RemoteHost] = {name: RemoteHost(name) for name in names}
         self._grace_s, self._say = grace_s, say
+        self.joinable, self.guests = joinable, Guests(self._nodes, say, welcome=joinable)
         self._by_peer: dict[bytes, RemoteHost] = {}
         self._commands: list[NodeAgentCommand] = []
         self._head_socket: HeadSocket | None = None
@@ -114,6 +120,8 @@ class HeadSessions:
             self._hello(peer, envelope.body, now)
         elif isinstance(envelope.body, protocol.Coming) and node is None:
             self._coming(envelope.body.name, now)
+        elif isinstance(envelope.body, protocol.Joining) and node is None:
+            self._joining(peer, envelope.body, now)
         elif node is None or not node.talks:
             if node is not None and isinstance(envelope.body, protocol.Gone):
                 node.gone = True
@@ -121,6 +129,12 @@ class HeadSessions:
                 self._dismiss(peer)
         elif node.channel.take(envelope, now):
             self._told(node, envelope.body)
+
+    def _joining(self, peer: bytes, joining: protocol.Joining, now: float) -> None:
+        assert self._head_socket is not None
+        ending = protocol.SentAway("the run is ending")
+        answer = ending if self._closing else self.guests.take(peer, joining, now)
+        self._head_socket.send(peer, MessageChannel().unnumbered(answer))
 
     def _coming(self, name: str, now: float) -> None:
         node = self._nodes.get(name)
@@ -148,7 +162,7 @@ class HeadSessions:
     def _dismiss(self, peer: bytes) -> None:
         """Tell a node agent to leave: its host counts as lost, and its jobs run elsewhere."""
         assert self._head_socket is not None
-        self._head_socket.send(peer, protocol.MessageChannel().unnumbered(protocol.Leave(0.0)))
+        self._head_socket.send(peer, MessageChannel().unnumbered(protocol.Leave(0.0)))
 
     def _told(self, node: RemoteHost, message: protocol.NodeMessage) -> None:
         if isinstance(message, protocol.Beat):
@@ -170,7 +184,8 @@ class HeadSessions:
         if isinstance(message, protocol.Keeping):
             node.told_keeping = frozenset(message.jobs)
             return
-        if isinstance(message, protocol.Hello | protocol.Coming) or message.part not in node.parts:
+        strangers = protocol.Hello | protocol.Coming | protocol.Joining
+        if isinstance(message, strangers) or message.part not in node.parts:
             return
         workers, part = node.parts[message.part]
         match message:

@@ -16,6 +16,7 @@ from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.devices import Sample
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.channel import MessageChannel
 from hpcsched.launch.remote.keys import Join, KeyPair, read_join
 from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.testing.nodes import SimulatedNode, code_of, local_hosts, pump_until
@@ -84,7 +85,7 @@ def curve(join: Join, context: zmq.Context[zmq.Socket[bytes]], *, server_key: st
         join, server_key=server_key, client_public=keys.public, client_secret=keys.secret
     )
     line = HeadConnection(other, "a")
-    line.send(protocol.MessageChannel().unnumbered(protocol.Gone("a stranger says so")))
+    line.send(MessageChannel().unnumbered(protocol.Gone("a stranger says so")))
     return lambda: line.close(flush_ms=0)
 
 
@@ -129,7 +130,7 @@ def test_a_member_that_talks_nonsense(tmp_path: Path) -> None:
         line = HeadConnection(join_of(hosts), "a")
         for _ in range(5):
             line.send(b"\xc1nonsense")
-            line.send(protocol.MessageChannel().numbered(protocol.Exited(1, 0), time.monotonic()))
+            line.send(MessageChannel().numbered(protocol.Exited(1, 0), time.monotonic()))
         wait_said(hosts, said)
         go_on(hosts, tmp_path)
         assert len(said) == 1 and "dropped a message from a stranger" in said[0]

@@ -11,7 +11,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, ReleaseHosts, Resize, SetTimer, Suspend, Terminate
 from hpcsched.core.model import Device, HostCores, JobState
 from hpcsched.core.reasons import Why
-from hpcsched.core.transitions.hosts import GivenBack, Joined
+from hpcsched.core.transitions.hosts import Joined
 from hpcsched.core.transitions.outcome import HOSTS
 from hpcsched.report.idle import idle_of, most_gpus, there_gpu_s
 from hpcsched.testing.builders import Driver, a_core_job, a_job, a_profile
@@ -74,7 +74,7 @@ def test_saving_begins_in_time_on_a_host_that_ends_and_its_jobs_go_on_elsewhere(
     assert [action.hosts for action in left if isinstance(action, ReleaseHosts)] == [("far",)]
     assert driver.job("b").state is JobState.SUSPENDED
     driver.tell(ev.HostsReleased, hosts=("far",))
-    assert driver.machine.hosts.given_back == [GivenBack("far", (2, 3), driver.now)]
+    assert driver.machine.hosts.joined == [Joined("far", (2, 3), 0.0, left=driver.now)]
     (again,) = [action for action in driver.exits("a", 0) if isinstance(action, Launch)]
     assert (again.job_id, again.gpus, again.resume) == (driver.job("b").id, (0, 1), True)
 

@@ -16,6 +16,7 @@ from hpcsched.contract.orders import Resize, encode
 from hpcsched.core.model import Device
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.channel import RESEND_S, MessageChannel
 from hpcsched.launch.remote.keys import Join, KeyPair, join_file, read_join, write_join
 
 JOIN = Join(
@@ -52,16 +53,16 @@ def test_messages_survive_the_wire() -> None:
         protocol.Progressed(1, b"\xff\n"),
         protocol.Gone("x"),
     ):
-        assert protocol.read_to_head(protocol.MessageChannel().numbered(message, 0.0)).body == message
+        assert protocol.read_to_head(MessageChannel().numbered(message, 0.0)).body == message
     for message in (protocol.Coming("n1"), protocol.Leaving("x"), protocol.LaunchFailed(1, "x", True, True)):
-        assert protocol.read_to_head(protocol.MessageChannel().numbered(message, 0.0)).body == message
+        assert protocol.read_to_head(MessageChannel().numbered(message, 0.0)).body == message
     for message in (
         protocol.Ready(1, 2, b""),
         protocol.Refused(1, 2, b"no"),
         protocol.Living(1, 3),
         protocol.Keeping((4, 5)),
     ):
-        assert protocol.read_to_head(protocol.MessageChannel().numbered(message, 0.0)).body == message
+        assert protocol.read_to_head(MessageChannel().numbered(message, 0.0)).body == message
     for order in (
         protocol.Welcome(),
         protocol.Signal(3, 15),
@@ -69,12 +70,12 @@ def test_messages_survive_the_wire() -> None:
         protocol.Expect(3, 2),
         protocol.Forget(1),
     ):
-        assert protocol.read_to_node(protocol.MessageChannel().unnumbered(order)).body == order
+        assert protocol.read_to_node(MessageChannel().unnumbered(order)).body == order
 
 
 def test_an_order_for_rank_0_survives_the_wire_as_it_is() -> None:
     order = protocol.Order(3, encode(Resize(attempt=4, world_size=2, keep=(0, 1), one_host=True)))
-    assert protocol.read_to_node(protocol.MessageChannel().unnumbered(order)).body == order
+    assert protocol.read_to_node(MessageChannel().unnumbered(order)).body == order
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 9, b"{}", msgspec.msgpack.encode((1, 0, {"type": "bomb"}))])
@@ -86,7 +87,7 @@ def test_garbage_is_no_message(data: bytes) -> None:
 def test_a_link_over_connections_that_lose_delivers_once_and_in_order() -> None:
     for seed in range(30):
         chance = random.Random(seed)
-        ours, theirs = protocol.MessageChannel(), protocol.MessageChannel()
+        ours, theirs = MessageChannel(), MessageChannel()
         got: list[int] = []
         now, to_send = 0.0, list(range(1, 40))
         while len(got) < 39:
@@ -105,13 +106,9 @@ def test_a_link_over_connections_that_lose_delivers_once_and_in_order() -> None:
 
 
 def test_nothing_is_sent_again_once_it_has_arrived() -> None:
-    ours, theirs = protocol.MessageChannel(), protocol.MessageChannel()
+    ours, theirs = MessageChannel(), MessageChannel()
     theirs.take(protocol.read_to_node(ours.numbered(protocol.Welcome(), 0.0)), 0.0)
-    assert (
-        theirs.owes_ack
-        and len(ours.resends(protocol.RESEND_S)) == 1
-        and not ours.resends(protocol.RESEND_S + 1)
-    )
+    assert theirs.owes_ack and len(ours.resends(RESEND_S)) == 1 and not ours.resends(RESEND_S + 1)
     ours.take(protocol.read_to_head(theirs.unnumbered(protocol.Beat(0.0, ()))), 4.0)
     assert not theirs.owes_ack and not ours.resends(1e9)
 

@@ -1,0 +1,330 @@
+"""The hosts of this allocation join a run that an agent in another allocation leads (`hpcsched join`)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.agent.allocation.ending import forced_s
+from hpcsched.agent.allocation.watch import AllocationWatch
+from hpcsched.agent.hosts import JOIN_WITHIN_S
+from hpcsched.agent.node.connection import HeadConnection
+from hpcsched.agent.wakeup import arrived, signals_wake
+from hpcsched.batch.base import Allocation, BatchSystem, EndReason
+from hpcsched.errors import BadInput, ConfigError, LaunchError, NoSuchRun
+from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.channel import MessageChannel
+from hpcsched.launch.remote.guests import NOT_JOINABLE
+from hpcsched.launch.remote.keys import joined_file, newest_join, read_join, write_join
+from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
+from hpcsched.store.rundir import RunDir, agent_works, last_status
+
+LOOK_EVERY_S = 1.0
+"""How often an agent is looked for (chosen)."""
+
+NO_FILE_S = 10.0
+"""An agent that works for so long without a join file takes no hosts in (chosen): it writes one at its start,
+and a shared filesystem takes its time."""
+
+ROUND_S = 0.25
+"""The longest wait in a round (chosen)."""
+
+LEFT_WITHIN_S = 10.0
+"""Time that node agents get to leave when they are ended (chosen)."""
+
+
+class Parted(StrEnum):
+    """Why the hosts are in a run no more."""
+
+    LEFT = "left"
+    OVER = "over"
+    AGENT_GONE = "agent gone"
+    NEVER_CAME = "never came"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest:
+    """The arguments of `hpcsched join`.
+
+    `devices` None: as the run's agent opens its own. `lasts_s`: the hosts leave after so many seconds at the
+    latest (None: when their allocation ends). `wait_s`: how long an agent is waited for that takes them in.
+    """
+
+    dir: Path
+    devices: str | None = None
+    lasts_s: float | None = None
+    wait_s: float = 600.0
+
+
+def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None]) -> int:
+    """Lend the hosts of this allocation to a run until that is over, or the allocation is about to end.
+
+    Returns the exit code: 0, or 1 where no node agent came. Raises NoSuchRun where there is no run or none
+    that goes on, ConfigError where it takes no hosts in, BatchError outside of what `batch` can tell.
+    """
+    rundir = RunDir(request.dir.resolve())
+    rundir.require()
+    allocation = batch.allocation()
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+        stack.enter_context(signals_wake(selector, watched))
+        end = End(batch, allocation, lasts_s=request.lasts_s, tell=tell)
+        stack.callback(end.close)
+        while True:
+            path = _wait_for_agent(rundir, request.wait_s, end, selector, tell)
+            if path is None:
+                return 0
+            try:
+                guest = Membership(rundir, path, batch, allocation, request.devices, end, selector, tell)
+            except (BadInput, ConfigError, OSError):
+                time.sleep(LOOK_EVERY_S)  # the agent has just ended, and its file with it
+                continue
+            with contextlib.closing(guest):
+                parted = guest.serve()
+            if parted is Parted.NEVER_CAME:
+                return 1
+            if parted is not Parted.AGENT_GONE:
+                tell("the run is over" if parted is Parted.OVER else "left the run")
+                return 0
+            tell(f"the run's agent is gone: waiting up to {request.wait_s:g} s for the next one")
+
+
+def _wait_for_agent(
+    rundir: RunDir,
+    wait_s: float,
+    end: End,
+    selector: selectors.BaseSelector,
+    tell: Callable[[str], None],
+) -> Path | None:
+    """The join file of the run's agent; None: the allocation ends before there is one, or the run is over."""
+    until, works_since, said = time.monotonic() + wait_s, None, False
+    while end.left_s() > 0:
+        now, status = time.monotonic(), last_status(rundir)
+        if agent_works(rundir):
+            works_since = works_since or now
+            if path := newest_join(rundir.root):
+                return path
+            if now - works_since > NO_FILE_S:
+                raise ConfigError(where=str(rundir.root), got=NOT_JOINABLE, accepted="a run that does")
+        elif status is not None and status.state == "FINISHED":
+            tell("the run is over")
+            return None
+        if now > until:
+            raise NoSuchRun(f"no agent runs in {rundir.root}: none has come within {wait_s:g} s")
+        if not said and now - until + wait_s > LOOK_EVERY_S:
+            said = True
+            tell(f"no agent works in {rundir.root} that takes hosts in: waiting up to {wait_s:g} s")
+        end.heard(selector, LOOK_EVERY_S)
+    tell("the allocation ends, and no agent has come")
+    return None
+
+
+class End:
+    """The end of this allocation: what the batch system answers, signals, and what the user has asked for."""
+
+    def __init__(
+        self,
+        batch: BatchSystem,
+        allocation: Allocation,
+        *,
+        lasts_s: float | None,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._allocation, self._tell = allocation, tell
+        self._watch = None
+        if allocation.kind != "none":
+            self._watch = AllocationWatch(
+                batch,
+                at_once=allocation.deadline is None,
+                deadline=allocation.deadline,
+                preemption=allocation.preemption,
+            )
+        self._last = inf if lasts_s is None else time.monotonic() + lasts_s
+        self._deadline = allocation.deadline
+        self._forced = inf
+        self.reserve_s = 60.0
+        """What the run keeps for saving before an end: as long as that saving begins at once."""
+        self.interrupts = 0
+        """How often the user has asked to leave."""
+
+    def left_s(self) -> float:
+        """Seconds that are left; infinite: no end is known."""
+        now = time.monotonic()
+        deadline_s = inf if self._deadline is None else self._deadline - time.time()
+        return min(self._last - now, self._forced - now, deadline_s)
+
+    def heard(self, selector: selectors.BaseSelector, timeout_s: float) -> None:
+        """Wait for at most so long; take in signals and answers that have come."""
+        for key, _ in selector.select(timeout_s):
+            if key.data[0] == "wake":
+                for number in arrived(key.fd):
+                    self._signal(signal.Signals(number))
+        for answer in self._watch.take() if self._watch else ():
+            if answer.of_end and not answer.error:
+                self._deadline = answer.deadline
+            if answer.reason is EndReason.NONE:
+                self._leave("asked to leave", self.reserve_s)
+            elif answer.reason is not None and answer.reason is not EndReason.PREEMPTED:
+                self._leave("the batch system ends this job", self._forced_s())
+
+    def _signal(self, number: signal.Signals) -> None:
+        if number in (signal.SIGUSR1, signal.SIGUSR2):
+            if self._watch:
+                self._watch.ask_now()
+        elif self._watch and number in self._allocation.ends_by and number is not signal.SIGINT:
+            self._forced = min(self._forced, time.monotonic() + self._forced_s())
+            self._watch.ask_why()
+        else:
+            self.interrupts += 1
+            self._leave(number.name, self.reserve_s)
+
+    def _forced_s(self) -> float:
+        return forced_s(self._watch.kill_wait_s if self._watch else None)
+
+    def _leave(self, why: str, within_s: float) -> None:
+        if self._forced == inf:
+            self._tell(f"{why}: the hosts leave the run within {within_s:.0f} s")
+        self._forced = min(self._forced, time.monotonic() + within_s)
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._watch:
+            self._watch.close()
+
+
+class Membership:
+    """The hosts of this allocation in one life of a run's agent.
+
+    Raises ConfigError for a join file that cannot be used, LaunchError where the run takes no hosts in.
+    """
+
+    def __init__(
+        self,
+        rundir: RunDir,
+        path: Path,
+        batch: BatchSystem,
+        allocation: Allocation,
+        devices: str | None,
+        end: End,
+        selector: selectors.BaseSelector,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._rundir, self._batch, self._allocation = rundir, batch, allocation
+        self._devices, self._end, self._selector, self._tell = devices, end, selector, tell
+        self._join = read_join(path)
+        end.reserve_s = self._join.reserve_s
+        named = f"{allocation.kind} job {allocation.id}" if allocation.id else f"process {os.getpid()}"
+        self._name = named
+        self._connection = HeadConnection(self._join, f"join {named}")
+        for descriptor in self._connection.filenos:
+            selector.register(descriptor, selectors.EVENT_READ, ("head", None))
+        self._channel = MessageChannel()
+        self._file = joined_file(rundir.root, self._join.life, named)
+        self._log = rundir.root / "nodes.log"
+        self._commands: list[NodeAgentCommand] = []
+        self._admitted = False
+        self._beat_due = 0.0
+
+    def serve(self) -> Parted:
+        """Stay until the hosts leave the run, or its agent is gone."""
+        began = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= self._beat_due:
+                self._beat_due = now + protocol.BEAT_S
+                left_s = self._end.left_s()
+                hosts = tuple(host.name for host in self._allocation.hosts)
+                joining = protocol.Joining(
+                    allocation=self._name, hosts=hosts, left_s=None if left_s == inf else max(0.0, left_s)
+                )
+                self._connection.send(self._channel.unnumbered(joining))
+            for body in self._received():
+                self._obey(body)
+            ended = [command.look() for command in self._commands]
+            if self._admitted and all(ended):
+                return self._parted()
+            if not self._admitted and (self._end.left_s() <= 0 or self._end.interrupts):
+                return Parted.LEFT
+            if self._end.interrupts > 1:
+                return Parted.LEFT  # what runs here is killed
+            gone_s = self._connection.gone_s(now)
+            if not self._admitted and (gone_s > protocol.LOST_HEAD_S or now - began > JOIN_WITHIN_S):
+                return Parted.AGENT_GONE
+            pending = 0.0 if self._connection.pending else ROUND_S
+            self._end.heard(self._selector, pending)
+
+    def _received(self) -> Iterator[protocol.HeadMessage]:
+        for data in self._connection.receive():
+            with contextlib.suppress(BadInput):
+                yield protocol.read_to_node(data).body
+
+    def _obey(self, message: protocol.HeadMessage) -> None:
+        match message:
+            case protocol.SentAway(why=why):
+                raise LaunchError(why, transient=False)
+            case protocol.Admitted(names=names) if not self._admitted:
+                if len(names) != len(self._allocation.hosts):
+                    raise LaunchError("the run's agent has another number of hosts in mind", transient=False)
+                self._admitted = True
+                self._start(dict(zip((host.name for host in self._allocation.hosts), names, strict=True)))
+
+    def _start(self, names: dict[str, str]) -> None:
+        """Start a node agent on each host, which joins by itself."""
+        allocation = self._allocation
+        write_join(
+            self._file,
+            msgspec.structs.replace(
+                self._join,
+                hosts=tuple(names),
+                names=names,
+                cpus={names[host.name]: host.cpus for host in allocation.hosts if host.cpus},
+                gpus={names[host.name]: host.gpus for host in allocation.hosts if host.gpus is not None},
+                devices=self._devices or self._join.devices,
+                shielded=tuple(sorted(allocation.signals_all)),
+            ),
+            alone=False,
+        )
+        argv = (sys.executable, "-P", "-m", "hpcsched.agent.node", "--join", str(self._file))
+        hosts = allocation.hosts
+        for i, command in enumerate(commands := self._batch.on_hosts(hosts, argv)):
+            ours = (hosts[i].name,) if len(commands) == len(hosts) else tuple(names)
+            started = NodeAgentCommand(command, ours, self._log, shielded=allocation.signals_all)
+            self._commands.append(started)
+        shown = ", ".join(names.values())
+        self._tell(f"joined the run in {self._rundir.root} with {shown}")
+
+    def _parted(self) -> Parted:
+        failed = [command for command in self._commands if not command.succeeded]
+        if len(failed) == len(self._commands):
+            last = last_log_line(self._log)
+            why = "; ".join(sorted({command.why for command in failed}))
+            ends = f"; {self._log.name} ends with: {last}" if last else ""
+            self._tell(f"the node agents have ended: {why}{ends}")
+            return Parted.NEVER_CAME
+        status = last_status(self._rundir)
+        if status is not None and status.state == "FINISHED":
+            return Parted.OVER
+        left = self._end.left_s() <= self._end.reserve_s or agent_works(self._rundir)
+        return Parted.LEFT if left else Parted.AGENT_GONE
+
+    def close(self) -> None:
+        """End what has been started here, and forget the keys."""
+        end_all(self._commands, LEFT_WITHIN_S)
+        for command in self._commands:
+            command.close()
+        for descriptor in self._connection.filenos:
+            self._selector.unregister(descriptor)
+        self._connection.close()
+        self._file.unlink(missing_ok=True)
