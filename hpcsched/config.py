@@ -51,6 +51,7 @@ KEYS = {
         whole("", 0),
     ),
     "cpus_per_gpu": whole("cores kept for the jobs of each GPU: a whole number", 0),
+    "joinable": flag("let hosts of other allocations join the run"),
     "release_idle_nodes": number("minutes for which nothing could use a node that is given back", minimum=0),
     "python": printed("the Python interpreter of jobs that name no environment"),
     "notify": either(

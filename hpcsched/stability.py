@@ -73,6 +73,13 @@ EXPERIMENTAL = (
         words=("are given back",),
     ),
     Feature(
+        "Hosts that come and go",
+        "tried on one machine and on a small Slurm, not yet on a large one",
+        pages=("several-hosts.md",),
+        words=("`hpcsched join`",),
+        commands=("join",),
+    ),
+    Feature(
         "Saving from outside",
         "`suspend_command` and `resume_command` are tested with programs that stand for CRIU and DMTCP",
         pages=("troubleshooting.md",),

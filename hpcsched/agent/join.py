@@ -88,7 +88,7 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
                 return 0
             try:
                 guest = Membership(rundir, path, batch, allocation, request.devices, end, selector, tell)
-            except (BadInput, ConfigError, OSError):
+            except (ConfigError, OSError):
                 time.sleep(LOOK_EVERY_S)  # the agent has just ended, and its file with it
                 continue
             with contextlib.closing(guest):
@@ -117,7 +117,9 @@ def _wait_for_agent(
             if path := newest_join(rundir.root):
                 return path
             if now - works_since > NO_FILE_S:
-                raise ConfigError(where=str(rundir.root), got=NOT_JOINABLE, accepted="a run that does")
+                raise ConfigError(
+                    where=str(rundir.root), got=NOT_JOINABLE, accepted="a run that takes them in"
+                )
         elif status is not None and status.state == "FINISHED":
             tell("the run is over")
             return None
@@ -273,10 +275,10 @@ class Membership:
     def _obey(self, message: protocol.HeadMessage) -> None:
         match message:
             case protocol.SentAway(why=why):
-                raise LaunchError(why, transient=False)
+                raise ConfigError(where=str(self._rundir.root), got=why, accepted="a run that takes them in")
             case protocol.Admitted(names=names) if not self._admitted:
                 if len(names) != len(self._allocation.hosts):
-                    raise LaunchError("the run's agent has another number of hosts in mind", transient=False)
+                    raise LaunchError("the run's agent counts other hosts than there are", transient=False)
                 self._admitted = True
                 self._start(dict(zip((host.name for host in self._allocation.hosts), names, strict=True)))
 

@@ -34,6 +34,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "suspend": ("hpcsched suspend train",),
     "resume": ("hpcsched resume train",),
     "retry": ("hpcsched retry --failed", "hpcsched retry train --from-scratch"),
+    "join": (
+        "hpcsched join --dir RUN",
+        "hpcsched join --dir RUN --time 2h",
+    ),
     "drain": ("hpcsched drain", "hpcsched drain --no-wait"),
     "logs": ("hpcsched logs train -f", "hpcsched logs 3 -n 20"),
     "metrics": (

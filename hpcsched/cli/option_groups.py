@@ -7,7 +7,7 @@ import click
 RUN = {
     "A command in the place of a job file": ("name", "each", "array", "at_once"),
     "Devices and hosts": (
-        *("devices", "device_type", "hosts", "launcher", "interface"),
+        *("devices", "device_type", "hosts", "launcher", "interface", "joinable"),
         *("cpus_per_gpu", "warm", "monitor"),
     ),
     "Policy": ("policy", "policy_option", "profiles", "packing", "compare"),

@@ -80,6 +80,7 @@ def test_every_setting_can_be_set_and_has_a_default_to_show(tmp_path: Path) -> N
         warm = 2
         cpus_per_gpu = 4
         release_idle_nodes = 10
+        joinable = true
         notify = ["failure", "end"]
         notify_command = ["mail", "-s", "a b", "me"]
         notify_webhook = "https://hooks.example.org/x"

@@ -36,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "warm": "auto",
     "cpus_per_gpu": 8,
     "release_idle_nodes": "never",
+    "joinable": False,
     "notify": "failure,drain,disk,end, with a command or a webhook",
     "notify_command": "none",
     "notify_webhook": "none",

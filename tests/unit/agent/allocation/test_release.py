@@ -34,8 +34,12 @@ class Batch(Local):
 class Nodes:
     """Node agents that keep the states of `kept` in memory."""
 
-    def __init__(self, *kept: str) -> None:
+    def __init__(self, *kept: str, guests: tuple[str, ...] = ()) -> None:
         self.kept, self.calls = set(kept), list[tuple[str, tuple[str, ...]]]()
+        self.guests = guests
+
+    def guests_among(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        return tuple(host for host in hosts if host in self.guests)
 
     def keeps(self, host: str) -> bool:
         return host in self.kept
@@ -110,3 +114,12 @@ def test_where_it_cannot_be_it_is_said_and_off() -> None:
         "this allocation has one host alone",
         "no batch system here takes hosts back",
     ]
+
+
+def test_a_host_that_has_joined_is_sent_home_and_no_batch_system_asked() -> None:
+    batch, nodes, said = Batch(), Nodes(guests=("far",)), list[str]()
+    releases = HostReleases(batch, nodes, tell=said.append)
+    releases.begin(("far",))
+    assert outcome(releases) == ev.HostsReleased(at=7.0, hosts=("far",))
+    assert nodes.calls == [("releasing", ("far",)), ("released", ("far",))]
+    assert batch.asked == [] and said == ["host far left the run"]
