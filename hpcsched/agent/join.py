@@ -164,8 +164,9 @@ class End:
     def left_s(self) -> float:
         """Seconds that are left; infinite: no end is known."""
         now = time.monotonic()
-        deadline_s = inf if self._deadline is None else self._deadline - time.time()
-        return min(self._last - now, self._forced - now, deadline_s)
+        if self._forced < inf:  # of a job that is being ended the batch system may say that it has ended
+            return min(self._last, self._forced) - now
+        return min(self._last - now, inf if self._deadline is None else self._deadline - time.time())
 
     def heard(self, selector: selectors.BaseSelector, timeout_s: float) -> None:
         """Wait for at most so long; take in signals and answers that have come."""
