@@ -60,6 +60,7 @@ class Machine:
         self.rooms = parts.rooms
         self.estimates, self.deadline, self.decisions = parts.estimates, parts.deadline, parts.decisions
         self._out, self._attempts, self._endings = parts.out, parts.attempts, parts.endings
+        self._ends = parts.ends
         about: dict[str, Any] = {"waiting": parts.waiting, "endings": parts.endings}
         base = (parts.run, parts.out, parts.ledger)
         self._drain = Drain(
@@ -118,6 +119,7 @@ class Machine:
         out, deadline = self._out, self.deadline
         self.run.advance(event.at)
         out.begin(event)
+        self._ends.begin_event()
         arrived = self.waiting.let_arrive()
         self._handlers[type(event)](event)
         out.ask_policy(arrived)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hpcsched.core.jobs import Job, Target
@@ -33,6 +32,8 @@ class Ledger:
         self._lost_devices: dict[int, Device] = {}
         self._away: dict[int, Device] = {}
         """Devices of hosts that are given back, or about to end."""
+        self._on_host: dict[str, tuple[int, ...]] = {}
+        """By host all devices that it has had in this life."""
         self.kinds: frozenset[str] = frozenset()
         """The kinds of the devices that there were when this life began."""
         self.noun = GPU
@@ -80,7 +81,8 @@ class Ledger:
         self.lost, self._lost_devices, self._away = {}, {}, {}
         healthy = {device.index: device for device in devices}
         self.kinds = frozenset(device.kind for device in healthy.values())
-        self.noun = noun(self.kinds)
+        self.noun, self._on_host = noun(self.kinds), {}
+        self._note_hosts(healthy.values())
         self._have(healthy, healthy)
 
     def lose(self, gpu: int, why: str) -> None:
@@ -103,6 +105,7 @@ class Ledger:
         new = {device.index: device for device in devices}
         self.host_cores = {**self.host_cores, **{host.host: host for host in cores}}
         self.kinds |= {device.kind for device in new.values()}
+        self._note_hosts(new.values())
         self._have({**self.devices, **new}, self.free | new.keys())
 
     def put_away(self, gpus: Iterable[int]) -> None:
@@ -250,11 +253,11 @@ class Ledger:
 
     def in_use(self, host: str) -> bool:
         """Whether a job uses a GPU of a host in any way, a lost one too."""
-        return any(self.on(gpu) for gpu, device in self._known() if device.host == host)
+        return any(self.on(gpu) for gpu in self._on_host.get(host, ()))
 
     def users(self, host: str) -> list[int]:
         """Ids of the jobs that use a GPU of a host in any way, a lost one too."""
-        there = [gpu for gpu, device in self._known() if device.host == host]
+        there = self._on_host.get(host, ())
         return list(dict.fromkeys(job_id for gpu in there for job_id in self.on(gpu)))
 
     def host_of(self, gpu: int) -> str:
@@ -264,8 +267,9 @@ class Ledger:
                 return devices[gpu].host
         return ""
 
-    def _known(self) -> Iterator[tuple[int, Device]]:
-        return chain(self.devices.items(), self._lost_devices.items(), self._away.items())
+    def _note_hosts(self, devices: Iterable[Device]) -> None:
+        for device in devices:
+            self._on_host[device.host] = (*self._on_host.get(device.host, ()), device.index)
 
     def dequeue(self, job: Job) -> None:
         """Take a job out of the queue, if it is in one."""

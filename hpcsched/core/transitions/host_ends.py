@@ -26,6 +26,8 @@ class HostEnds:
         self._reserve_s = 60.0
         self._closed_at: dict[str, float] = {}
         """By host where saving has begun, and nothing starts any more, since when."""
+        self._state: tuple[int, ...] = ()
+        self._saves: dict[str, float] = {}
 
     # --- questions --------------------------------------------------------------------------
 
@@ -37,7 +39,17 @@ class HostEnds:
     def margin_s(self, host: str, *more: Job) -> float:
         """Seconds before a host's end at which saving begins there: the reserve, and the longest saves known
         of the jobs on it (and of `more`) one after the other, as of `Deadline`."""
-        return self._reserve_s + sum(map(self._estimates.longest_save_s, (*self.jobs_on(host), *more)))
+        return self._reserve_s + self._saves_s(host) + sum(map(self._estimates.longest_save_s, more))
+
+    def _saves_s(self, host: str) -> float:
+        """The longest saves of the jobs on a host; looked at again in each event, and whenever in one jobs
+        have begun or ended to use GPUs or cores."""
+        state = self._ledger.moves, len(self._run.active)
+        if state != self._state:
+            self._state, self._saves = state, {}
+        if host not in self._saves:
+            self._saves[host] = sum(map(self._estimates.longest_save_s, self.jobs_on(host)))
+        return self._saves[host]
 
     def left_s(self, host: str, *more: Job) -> float:
         """Seconds until saving begins on a host (with `more` running there too)."""
@@ -79,6 +91,10 @@ class HostEnds:
         return any(other is job for other in self.jobs_on(host))
 
     # --- changes ----------------------------------------------------------------------------
+
+    def begin_event(self) -> None:
+        """Believe nothing that was looked at before this event: who asks in between is not replayed."""
+        self._state = ()
 
     def begin_life(self, event: AgentStarted) -> None:
         """Begin with the hosts of another agent, which end with the run."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, JobSpec, JobState
+from hpcsched.policy import make_policy
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.builders import a_job, a_profile
+from hpcsched.store.journal import Journal
+from hpcsched.store.replay import replay
+from hpcsched.testing.builders import a_job, a_profile, state_of
 from hpcsched.testing.invariants import check
 
 PROFILES = (
@@ -80,3 +84,21 @@ def test_every_step_is_done_once_and_nothing_is_there_too_late(policy: str, seed
             for host in {host_of(machine, gpu) for gpu in attempt.gpus} & there.keys():
                 assert there[host][0] <= attempt.start_s
                 assert attempt.end_s is not None and attempt.end_s <= there[host][1]
+
+
+def test_a_replay_decides_alike_whoever_asked_in_between(tmp_path: Path) -> None:
+    """What people look at (why a job waits) must not change what is decided later."""
+    rng = random.Random(3)
+    events, _ = hosts_of(rng, 5)
+    journal = Journal(tmp_path / "journal")
+
+    def watch(event: ev.Event, actions: Sequence[object], machine: Machine) -> None:
+        journal.append([event])
+        for job in machine.run.jobs.values():
+            machine.waiting_reason(job)
+
+    jobs = [job for job in jobs_of(rng) if job.nodes == 1]
+    machine = Simulation(jobs, PROFILES, gpus=2, happenings=events, watch=watch).run()
+    journal.close()
+    again = replay(tmp_path / "journal", make_policy)
+    assert state_of(again.machine) == state_of(machine)
