@@ -174,7 +174,9 @@ def run(
             kept=edits.kept,
             again=edits.again,
             run_id=run_id,
-            release_after_s=release_after_s(request.release_idle_s, batch, allocation, hosts.speed, say),
+            release_after_s=release_after_s(
+                request.release_idle_s, batch, allocation, hosts.speed, say, joinable=request.joinable
+            ),
             stays=allocation.here or "",
             reads_inbox=bool(Inbox.waiting(rundir)),
         )

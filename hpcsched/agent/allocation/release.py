@@ -48,6 +48,8 @@ def release_after_s(
     allocation: Allocation,
     speed: float,
     tell: Callable[[str], None],
+    *,
+    joinable: bool = False,
 ) -> float | None:
     """After how many seconds of the run's clock a host that nothing can use is given back; None: never.
 
@@ -55,9 +57,12 @@ def release_after_s(
         asked_s: the same in real seconds, as the user wants it.
         speed: seconds of the run's clock in a real one.
         tell: takes a line on why none is.
+        joinable: hosts of other allocations may join; these can leave whatever this batch system does.
     """
     if asked_s is None:
         return None
+    if joinable:
+        return asked_s * speed
     why = "" if batch.takes_back else "no batch system here takes hosts back"
     if not why and len(allocation.hosts) == 1:
         why = "this allocation has one host alone"

@@ -110,6 +110,7 @@ def test_where_it_cannot_be_it_is_said_and_off() -> None:
     assert release_after_s(60.0, Slurm({}), several, 20.0, said.append) == 1200.0 and said == []
     assert release_after_s(60.0, Slurm({}), one, 20.0, said.append) is None
     assert release_after_s(60.0, Local(), several, 20.0, said.append) is None
+    assert release_after_s(60.0, Local(), one, 20.0, said.append, joinable=True) == 1200.0
     assert [line.split(": ")[1] for line in said] == [
         "this allocation has one host alone",
         "no batch system here takes hosts back",
