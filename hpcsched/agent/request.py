@@ -38,7 +38,8 @@ class RunRequest:
     stays with nothing to do, inf: until it is drained; None: it leaves. `environment`: of jobs that name
     none. `joinable`: hosts of other allocations may join. `source` gives more jobs as the run goes on, all
     `like` one. `update`: what `jobs`, read in `workdir`, say of jobs that the run has already is taken.
-    `retry`: all that failed run again.
+    `retry`: all that failed run again. `comes_back` is how the run is to go on in another allocation:
+    "requeue", "chain" or "".
     """
 
     dir: Path
@@ -65,3 +66,4 @@ class RunRequest:
     like: JobSpec | None = None
     metrics_file: Path | None = None
     joinable: bool = False
+    comes_back: str = ""

@@ -294,6 +294,10 @@ def run(
             say(line)
         if allocation.kind != "none":
             say(describe_allocation(allocation, hosts))
+            for note in allocation.notes:
+                say(note)
+            if why := allocation.refused.get(request.comes_back):
+                say(f"--{request.comes_back} will not bring this run back: {why}")
             if without_exec(os.environ):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:

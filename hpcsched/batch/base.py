@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -48,6 +48,9 @@ class Allocation:
     where the batch system takes hosts away for more important jobs, and leaves a time of grace of which we
     hear only if we ask.
 
+    `refused`: of "requeue" and "chain" those that cannot be, each with the reason in words; `notes` are
+    sentences on what of this allocation cannot be used, or not as elsewhere.
+
     `ends_by` are the signals by which it ends the job. `signals_all` are those that it sends to every process
     of the job when it means the job: what we start must not take them for ours.
     """
@@ -60,14 +63,20 @@ class Allocation:
     here: str | None = None
     cluster: str | None = None
     preemption: Preemption | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     ends_by: frozenset[signal.Signals] = frozenset({signal.SIGTERM})
     signals_all: frozenset[signal.Signals] = frozenset()
 
 
 class BatchJobState(StrEnum):
-    """The state of a job in the batch system; UNKNOWN: no answer, or one with unknown words."""
+    """The state of a job in the batch system; UNKNOWN: no answer, or one with unknown words.
+
+    HELD: it waits, and does not start before somebody releases it.
+    """
 
     PENDING = "PENDING"
+    HELD = "HELD"
     RUNNING = "RUNNING"
     SUSPENDED = "SUSPENDED"
     ENDED = "ENDED"
@@ -132,6 +141,10 @@ class BatchSystem(Protocol):
 
     def job_state(self, job_id: str) -> BatchJobState:
         """The state of a job. Never raises: UNKNOWN is an answer."""
+        ...
+
+    def why_waiting(self, job_id: str) -> str:
+        """The batch system's word for why a job waits or is held; "" where it has none. Never raises."""
         ...
 
     def requeue(self) -> int:

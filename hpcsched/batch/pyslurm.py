@@ -96,7 +96,9 @@ class PySlurm(Slurm):
         if not job_id.isdigit():
             return super().job_state(job_id)
         try:
-            return slurm_text.state_of(str(self._ask("state", int(job_id))))
+            state = slurm_text.state_of(str(self._ask("state", int(job_id))))
+            # Whether it is held is in another of its fields.
+            return super().job_state(job_id) if state is BatchJobState.PENDING else state
         except BatchError as error:
             forgotten = "invalid job id specified" in str(error).lower()
             return BatchJobState.ENDED if forgotten else BatchJobState.UNKNOWN

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcsched.batch import slurm_text
+from hpcsched.batch import slurm_notes, slurm_steps, slurm_submit, slurm_text
 from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason, Preemption
-from hpcsched.batch.command import RunCommand, command_output, run_command
+from hpcsched.batch.command import CommandOutput, RunCommand, command_output, run_command
 from hpcsched.batch.hostlist import expand
 from hpcsched.batch.local import ssh
 from hpcsched.contract.exits import WORK_LEFT
@@ -23,7 +24,7 @@ LAUNCHERS = ("srun", "ssh", "local")
 
 
 class Slurm:
-    """Slurm 20.11 or later; tried on 22.05.
+    """Slurm; tried on 22.05, and 25.11 once.
 
     Args:
         environ: the environment of this process: the job's, or a login node's for `job_state` and `version`.
@@ -31,6 +32,7 @@ class Slurm:
         launcher: how node agents are started: "srun", "ssh", or "local" (all on this machine).
         hostname: this machine's name; None: what the system says.
         cluster: the cluster whose jobs `job_state` is asked about; None: this one.
+        there: whether a command is there; None: looked for in the PATH of `environ`, if `run` runs it.
     """
 
     kind = "slurm"
@@ -45,8 +47,14 @@ class Slurm:
         launcher: str = "srun",
         hostname: str | None = None,
         cluster: str | None = None,
+        there: Callable[[str], object] | None = None,
     ) -> None:
+        if environ.get("SLURM_JOB_ID"):
+            # Which clusters the user's commands ask elsewhere: from inside a job its own is meant.
+            environ = {key: value for key, value in environ.items() if key != "SLURM_CLUSTERS"}
         self._environ = environ
+        path, real = environ.get("PATH"), run is run_command
+        self._there = there or (lambda command: not real or shutil.which(command, path=path))
         self._cluster = cluster
         self._run = run
         self._launcher = launcher
@@ -55,6 +63,8 @@ class Slurm:
         """The number of GPUs of this job by host, set by `allocation`; `on_hosts` must name it."""
         self._configuration = ""
         self._most_restarts = sys.maxsize
+        self._overlap = True
+        """Whether srun knows --overlap, set by `allocation`."""
         self._grace_s: float | None = None
         """The time of grace before a preemption, set by `allocation`; 0 without one."""
 
@@ -70,29 +80,39 @@ class Slurm:
                 f"srun started this {times} times over, once for each task: start it in the batch "
                 "script, with no srun before it"
             )
-        hosts = slurm_text.hosts_of(self._environ)
+        cpus = self._cpus_of_hosts()
+        hosts = tuple(cpus)
         here = self._here(hosts)
-        cpus = slurm_text.cpu_counts(self._environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
         # The batch script's variables speak of the host it runs on, whatever a container renamed that to.
-        gpus = slurm_text.host_gpus(self._environ) if here else None
+        gpus = slurm_steps.host_gpus(self._environ) if here else None
         try:
             deadline = self.end_time()
         except BatchError:
             deadline = self._promised_end()
-        self._gpu_counts = self._count_gpus(job_id, hosts)
-        self._check_restarts(job_id)
+        shown = self._shown(job_id)
+        self._gpu_counts = self._count_gpus(shown, hosts)
+        fields = slurm_text.shown_in(shown, job_id) or {}
+        if self._restarts() and fields.get("Restarts", "").isdigit():
+            # Slurm sets the variable for jobs that were restarted only: others may have inherited it.
+            self._most_restarts = int(fields["Restarts"])
+        missing = {command for command in slurm_notes.COMMANDS if not self._there(command)}
+        if len(hosts) > 1 and self._launcher == "srun" and "srun" not in missing:
+            with contextlib.suppress(BatchError):
+                self._overlap = slurm_steps.has_overlap(self._asked(("srun", "--version")))
         return Allocation(
             kind=self.kind,
             id=job_id,
             hosts=tuple(
                 AllocatedHost(name=name, cpus=count, gpus=gpus if name == here else None)
-                for name, count in zip(hosts, cpus, strict=True)
+                for name, count in cpus.items()
             ),
             deadline=deadline,
             restart_count=self._restarts(),
             here=here,
             cluster=self._environ.get("SLURM_CLUSTER_NAME") or None,
             preemption=self._preemption(),
+            refused=slurm_notes.refused(fields, missing, het=self._is_heterogeneous()),
+            notes=tuple(slurm_notes.notes(fields, missing, self._environ, end_known=deadline is not None)),
         )
 
     def end_time(self) -> float | None:
@@ -101,19 +121,20 @@ class Slurm:
             self._asked(slurm_text.queue_argv(job_id), slurm_text.queue_environ(self._environ))
         )
         # The array job whose id is the array's own is listed with all its brothers.
-        for found, _, end in rows:
-            if found != job_id:
-                continue
+        parts = {part.get("SLURM_JOB_ID") for part in self._components()} | {job_id}
+        ends = {found: end for found, _, end in reversed(rows) if found in parts}
+        if job_id not in ends:
+            raise BatchError(f"squeue does not list job {job_id}")
+        for end in ends.values():
             if isinstance(end, str):  # not "no limit": the end known last is better than none
                 raise BatchError(f"squeue gives {end[:40]!r} as the end of job {job_id}, which is no time")
-            return end
-        raise BatchError(f"squeue does not list job {job_id}")
+        # Each component has a limit of its own, by which what runs there ends: the run's is the first.
+        return min((end for end in ends.values() if isinstance(end, float)), default=None)
 
     def reason(self) -> EndReason:
         try:
             job_id = self._job_id()
-            argv = ("scontrol", "--oneliner", "show", "job", job_id)
-            answer = self._run(argv, environ=slurm_text.queue_environ(self._environ))
+            answer = self._run(slurm_text.show_argv(job_id), environ=slurm_text.queue_environ(self._environ))
         except BatchError:
             return EndReason.UNKNOWN
         return slurm_text.reason_in(answer, job_id, self._restarts(), self._grace_s)
@@ -123,16 +144,12 @@ class Slurm:
 
     def job_state(self, job_id: str) -> BatchJobState:
         """See `BatchSystem`. Another cluster is asked by `squeue --clusters`: that takes Slurm's database."""
-        if not job_id[:1].isdigit():
-            return BatchJobState.UNKNOWN  # squeue would take an empty id for "all jobs"
-        argv = slurm_text.queue_argv(job_id)
-        if self._cluster and self._cluster != slurm_text.cluster_in(self._config()):
-            argv = (*argv, f"--clusters={self._cluster}")
-        try:
-            answer = self._run(argv, environ=slurm_text.queue_environ(self._environ))
-        except BatchError:
-            return BatchJobState.UNKNOWN
-        return slurm_text.state_in(answer, job_id)
+        states = [slurm_text.state_in(answer, job_id) for answer in self._queued(job_id)]
+        return slurm_text.liveliest(states)
+
+    def why_waiting(self, job_id: str) -> str:
+        said = (slurm_text.why_waiting(answer, job_id) for answer in self._queued(job_id))
+        return next((why for why in said if why), "")
 
     def requeue(self) -> int:
         """See `BatchSystem`; Slurm sends the whole job SIGTERM the moment it agrees.
@@ -160,6 +177,8 @@ class Slurm:
         job_id = self._job_id()
         if script is not None:
             return self._submit(job_id, script)
+        if self._is_heterogeneous():
+            raise BatchError(slurm_notes.HET_CHAIN)
         import tempfile
 
         with tempfile.TemporaryDirectory(prefix="hpcsched-") as folder:
@@ -174,7 +193,7 @@ class Slurm:
         directory, for scripts that go on after us. A requeued job gets its first size again.
         """
         job_id = self._job_id()
-        fields = slurm_text.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
+        fields = self._fields(job_id)
         try:
             there = expand(fields.get("NodeList", ""))
         except ValueError as error:
@@ -203,12 +222,21 @@ class Slurm:
         if self._launcher != "srun":
             there = [(host.name, (*argv, "--name", host.name)) for host in hosts]
             return [ssh(name, each) if self._launcher == "ssh" else each for name, each in there]
+        if not self._there("srun"):
+            raise BatchError("there is no srun here to start node agents on the other hosts: --launcher ssh")
         job_id = self._job_id()
-        names = slurm_text.hosts_of(self._environ)
-        counts = self._gpu_counts or dict(slurm_text.gpus_by_request(self._environ, names))
+        parts = self._components()
+        part_of = {name: at for at in reversed(range(len(parts))) for name in slurm_steps.hosts_of(parts[at])}
+        counts = self._gpu_counts or self._gpus_by_request()
         return [
-            slurm_text.step_argv(
-                job_id, host.name, counts.get(host.name), self._environ, (*argv, "--name", host.name)
+            slurm_steps.step_argv(
+                job_id,
+                host.name,
+                counts.get(host.name),
+                self._environ,
+                (*argv, "--name", host.name),
+                component=part_of.get(host.name, 0) if len(parts) > 1 else None,
+                overlap=self._overlap,
             )
             for host in hosts
         ]
@@ -233,14 +261,6 @@ class Slurm:
         """The number of requeues of the job when this start of it began."""
         count = self._environ.get("SLURM_RESTART_COUNT", "")
         return min(int(count), self._most_restarts) if count.isdigit() else 0
-
-    def _check_restarts(self, job_id: str) -> None:
-        """Slurm sets the variable for jobs that were restarted only: others may have inherited it."""
-        if self._restarts():
-            argv = ("scontrol", "--oneliner", "show", "job", job_id)
-            with contextlib.suppress(BatchError):
-                shown = slurm_text.restarts_in(self._run(argv, environ=self._environ), job_id)
-                self._most_restarts = self._most_restarts if shown is None else shown
 
     def _config(self) -> str:
         """The output of `scontrol show config`, asked for once; empty when that fails."""
@@ -276,16 +296,63 @@ class Slurm:
         end = self._environ.get("SLURM_JOB_END_TIME", "")
         return float(end) if end.isdigit() and int(end) > 0 else None
 
-    def _count_gpus(self, job_id: str, hosts: Sequence[str]) -> dict[str, int]:
-        guess = dict(slurm_text.gpus_by_request(self._environ, hosts))
+    def _components(self) -> tuple[Mapping[str, str], ...]:
+        """The variables of this job, or of each component of a heterogeneous one."""
+        return slurm_steps.components(self._environ)
+
+    def _is_heterogeneous(self) -> bool:
+        return len(self._components()) > 1
+
+    def _cpus_of_hosts(self) -> dict[str, int | None]:
+        """The hosts of all components, and the CPUs on each; of a host in two what the first has there."""
+        found: dict[str, int | None] = {}
+        for part in self._components():
+            hosts = slurm_steps.hosts_of(part)
+            counts = slurm_steps.cpu_counts(part.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
+            for name, count in zip(hosts, counts, strict=True):
+                found.setdefault(name, count)
+        return found
+
+    def _gpus_by_request(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for part in reversed(self._components()):
+            found |= dict(slurm_steps.gpus_by_request(part, slurm_steps.hosts_of(part)))
+        return found
+
+    def _shown(self, job_id: str) -> CommandOutput:
+        argv = slurm_text.show_argv(job_id, "--details")
+        try:
+            return self._run(argv, environ=slurm_text.queue_environ(self._environ))
+        except BatchError as error:
+            return CommandOutput(1, "", str(error))
+
+    def _fields(self, job_id: str) -> Mapping[str, str]:
+        """What Slurm shows of this job. Raises BatchError."""
+        answer = self._asked(slurm_text.show_argv(job_id))
+        return slurm_text.shown_in(CommandOutput(0, answer), job_id) or {}
+
+    def _queued(self, job_id: str) -> Iterator[CommandOutput]:
+        """What squeue says of a job, on the cluster that it is of; of a federation's on all of them."""
+        if not job_id[:1].isdigit():
+            return  # squeue would take an empty id for "all jobs"
+        environ = slurm_text.queue_environ(self._environ)
+        elsewhere = self._cluster and self._cluster != slurm_text.cluster_in(self._config())
+        federated = job_id.isdigit() and int(job_id) >= slurm_text.FEDERATED
+        questions = ["--sibling"] if federated else [] if elsewhere else ["--local"]
+        questions += [f"--clusters={self._cluster}"] if elsewhere else []
+        for question in questions:
+            with contextlib.suppress(BatchError):
+                yield self._run(slurm_text.queue_argv(job_id, question), environ=environ)
+
+    def _count_gpus(self, shown: CommandOutput, hosts: Sequence[str]) -> dict[str, int]:
+        guess = self._gpus_by_request()
         if not any(key.startswith(("SLURM_GPUS", "SLURM_JOB_GPUS")) for key in self._environ):
             return guess
         if len(hosts) == 1 and guess:
             return guess
         try:
-            answer = self._asked(("scontrol", "--details", "--oneliner", "show", "job", job_id))
-            return slurm_text.gpu_counts(answer) or guess
-        except (BatchError, ValueError):
+            return (slurm_text.gpu_counts(shown.out) if shown.code == 0 else {}) or guess
+        except ValueError:
             return guess
 
     def _submit(self, job_id: str, script: Path, *, own: bool = False) -> str:
@@ -293,17 +360,20 @@ class Slurm:
             words = script.read_text(errors="replace")
         except OSError as error:
             raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
-        if self._environ.get("SLURM_ARRAY_TASK_ID") and (
-            own or "--array" in slurm_text.script_options(words)
-        ):
-            raise BatchError(
-                "the job that follows one task of an array would be the whole array: use --requeue"
-            )
-        fields = slurm_text.job_fields(self._asked(("scontrol", "--oneliner", "show", "job", job_id)))
-        options = slurm_text.inherited_options(words, fields, self._environ, own=own)
+        fields = self._fields(job_id)
+        options = (
+            []
+            if self._is_heterogeneous()  # they would be those of the first component
+            else slurm_submit.inherited_options(words, fields, self._environ, own=own)
+        )
+        task = self._environ.get("SLURM_ARRAY_TASK_ID", "")
+        if task.isdigit() and (own or "--array" in slurm_submit.script_options(words)):
+            options.append(f"--array={task}")  # this task alone, not the whole array once more
+        if "FedOrigin" in fields and (cluster := self._environ.get("SLURM_CLUSTER_NAME")):
+            options.append(f"--clusters={cluster}")  # where the run's files are
         said = self._asked(
             ("sbatch", "--parsable", f"--dependency=afterany:{job_id}", *options, str(script)),
-            slurm_text.submit_environ(self._environ),
+            slurm_submit.submit_environ(self._environ),
         )
         # The last line: a site's submit plugin may have printed greetings. "12;cluster" in a federation.
         submitted = (said.split() or [""])[-1].partition(";")[0]

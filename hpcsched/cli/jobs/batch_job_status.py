@@ -7,15 +7,24 @@ import threading
 from pathlib import Path
 
 from hpcsched.store import run_folders
-from hpcsched.store.status import RunStatus
+from hpcsched.store.status import RunStatus, is_old
 
 ANSWER_WITHIN_S = 5.0
 """Longest wait of `status` for the batch system."""
 
+NEVER_STARTS = ("DependencyNeverSatisfied", "PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints")
+"""Slurm's reasons that do not pass."""
+
+ADMINS = ("JobHeldAdmin", "JobHoldMaxRequeue", "launch failed requeued held")
+"""Slurm's reasons to hold a job that came from an operator or from a node's fault."""
+
 
 def needs_asking(run: RunStatus) -> bool:
-    """Whether only the batch system can say what is to come: no sign of life, or stopped inside a job."""
-    return (run.stale or run.state == "STOPPED") and _job(run) is not None
+    """Whether only the batch system can say what is to come: no sign of life, or stopped inside a job.
+
+    A living agent whose snapshot is old may be one that its batch system has suspended.
+    """
+    return (run.stale or run.state == "STOPPED" or is_old(run)) and _job(run) is not None
 
 
 def ask(run: RunStatus) -> None:
@@ -24,27 +33,30 @@ def ask(run: RunStatus) -> None:
     if job is None or not needs_asking(run):
         return
     kind, job_id = job
-    answers: list[str] = []
-
+    answers: list[tuple[str, str]] = []
     cluster = run.allocation.get("cluster")
 
     def question() -> None:
         from hpcsched.batch import batch_of
 
-        answers.append(str(batch_of(kind, cluster=cluster).job_state(job_id)))
+        batch = batch_of(kind, cluster=cluster)
+        state = str(batch.job_state(job_id))
+        answers.append((state, batch.why_waiting(job_id) if state in ("PENDING", "HELD") else ""))
 
     # The command it starts has a deadline of its own, longer than people wait for `status`.
     thread = threading.Thread(target=question, daemon=True)
     thread.start()
     thread.join(ANSWER_WITHIN_S)
-    run.allocation["life"] = answers[0] if answers else "UNKNOWN"
+    run.allocation["life"], run.allocation["why_waiting"] = answers[0] if answers else ("UNKNOWN", "")
 
 
 def sentence(run: RunStatus, age: str) -> str | None:
     """One line on a stale or stopped run and how it goes on; `age` is the snapshot's. None: all is well."""
-    if run.agent is None or (not run.stale and run.state != "STOPPED"):
-        return None
     job = _job(run)
+    if run.agent is None or (not run.stale and run.state != "STOPPED"):
+        if job and run.allocation.get("life") == "SUSPENDED":
+            return f"{job[0]} job {job[1]} is suspended for {age}: all stands still until it is resumed"
+        return None
     go_on = f"go on with `{run_folders.go_on(Path(run.dir))}`"
     agent = f"the agent on {run.agent.host} (pid {run.agent.pid})"
     if job is None:
@@ -56,6 +68,7 @@ def sentence(run: RunStatus, age: str) -> str | None:
     gone = run.agent.host == os.uname().nodename
     seen = f"{agent} is gone" if gone else f"no sign of {agent} for {age}"
     start = f"{seen}; " if run.stale else "stopped with work left; "
+    why = run.allocation.get("why_waiting", "")
     match run.allocation.get("life"):
         case "RUNNING" if not run.stale:
             return f"{start}its {name} still runs on {kind}: it is about to end"
@@ -65,8 +78,17 @@ def sentence(run: RunStatus, age: str) -> str | None:
             return f"{start}its {name} still runs on {kind}: the agent may hang or the shared filesystem lag"
         case "SUSPENDED":
             return f"{start}its {name} is suspended on {kind}: it goes on when that does"
+        case "PENDING" if why in NEVER_STARTS:
+            return f"{start}{name} waits in the queue of {kind} ({why}), and never starts: {go_on}"
         case "PENDING":
-            return f"{start}{name} waits in the queue of {kind}: it goes on by itself"
+            return (
+                f"{start}{name} waits in the queue of {kind}{f' ({why})' * bool(why)}: it goes on by itself"
+            )
+        case "HELD":
+            release = f"`scontrol release {job[1]}`" if kind == "slurm" else "release it there"
+            by = f" ({why})" if why else ""
+            whose = "an operator may have to: " if why in ADMINS else ""
+            return f"{start}{name} is held in the queue of {kind}{by}: {whose}{release}, and it goes on"
         case "ENDED":
             return f"{start}{name} has ended: {go_on}, or submit its batch script again"
         case _ if cluster:

@@ -262,7 +262,7 @@ def _edited(found: Status) -> str:
 
 def asked(run: RunStatus) -> None:
     """Ask the batch system about the run's job where the snapshot alone cannot tell what is to come."""
-    if run.stale or run.state == "STOPPED":
+    if run.stale or run.state == "STOPPED" or is_old(run):
         from hpcsched.cli.jobs import batch_job_status
 
         batch_job_status.ask(run)
@@ -277,7 +277,11 @@ def note(found: Status) -> None:
         asked(run)
         say(f"hpcsched: {batch_job_status.sentence(run, clock(age_s(run)))}", err=True)
     elif is_old(run):
-        say(f"hpcsched: this is {clock(age_s(run))} old", err=True)
+        from hpcsched.cli.jobs import batch_job_status
+
+        asked(run)
+        why = batch_job_status.sentence(run, clock(age_s(run)))
+        say(f"hpcsched: {why or f'this is {clock(age_s(run))} old'}", err=True)
     if line := waiting.what_takes_them(found):
         say(f"hpcsched: {line}", err=True)
     if idle := about_idle.in_a_line(run, clock):

@@ -318,6 +318,7 @@ def conduct(
         like=like,
         metrics_file=_checked(metrics_file) if metrics_file else None,
         joinable=joinable,
+        comes_back="requeue" if requeue else "chain" if chain else "",
     )
     with observers:
         try:
@@ -338,8 +339,7 @@ def conduct(
         if check is not None:
             check(life.machine)
         if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
-            how = "requeue" if requeue else "chain" if chain else ""
-            plan = RequeuePlan(how=how, most=max_restarts, script=chain_script)
+            plan = RequeuePlan(how=order.comes_back, most=max_restarts, script=chain_script)
             code = _stopped(life, system, rundir, plan, again, observers)
         try:
             if report is not None:

@@ -18,6 +18,9 @@ KILLED_WITHIN_S = 2.0
 TAIL_BYTES = 4096
 """The part of the log that is searched for its last line (chosen)."""
 
+NOTHING_SAID = ('Try "srun --help"', "Usage:")
+"""Lines by which commands end after the one that says what is wrong."""
+
 SSH_FAILED = 255
 """The exit code of ssh when its remote command was killed, but also when only its connection has broken."""
 
@@ -41,7 +44,7 @@ class NodeAgentCommand:
         shielded: frozenset[signal.Signals] = frozenset(),
     ) -> None:
         self.hosts = tuple(hosts)
-        self.name = Path(argv[0]).name
+        self.name = Path(command_of(argv)).name
         self.why = ""
         """The way it ended, in words; "" while it lives."""
         self.ended_at: float | None = None
@@ -109,8 +112,18 @@ def end_all(commands: Sequence[NodeAgentCommand], grace_s: float) -> bool:
     return all(command.look() for command in commands)
 
 
+def command_of(argv: Sequence[str]) -> str:
+    """The command that `argv` runs: of `env -u NAME ... COMMAND` it is COMMAND."""
+    words = list(argv)
+    if words[0] == "env":
+        del words[0]
+        while words[:1] == ["-u"]:
+            del words[:2]
+    return words[0] if words else argv[0]
+
+
 def last_log_line(log: Path) -> str:
-    """The last line of the commands' log that is not empty, shortened; "" if there is none."""
+    """The last line of the commands' log that says something, shortened; "" if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
@@ -118,4 +131,5 @@ def last_log_line(log: Path) -> str:
             lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
     except OSError:
         return ""
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+    said = (line.strip()[:300] for line in reversed(lines) if line.strip())
+    return next((line for line in said if not line.startswith(NOTHING_SAID)), "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from places import DATA
 
-from hpcsched.batch import slurm_text
+from hpcsched.batch import slurm_submit, slurm_text
 from hpcsched.batch.base import AllocatedHost, BatchJobState
 from hpcsched.batch.command import CommandOutput
 from hpcsched.batch.pyslurm import PySlurm
@@ -93,7 +93,11 @@ def test_the_users_own_formats_do_not_reach_squeue() -> None:
         (CommandOutput(0, "7|RUNNING|x\n"), BatchJobState.RUNNING),
         (CommandOutput(0, "7|CANCELLED by 0|x\n"), BatchJobState.ENDED),
         (CommandOutput(0, "7|SUSPENDED|x\n"), BatchJobState.SUSPENDED),
-        (CommandOutput(0, "7|REQUEUE_HOLD|x\n"), BatchJobState.PENDING),
+        (CommandOutput(0, "7|REQUEUE_HOLD|x\n"), BatchJobState.HELD),
+        (CommandOutput(0, "7|PENDING|N/A|BeginTime\n"), BatchJobState.PENDING),
+        (CommandOutput(0, "7|PENDING|N/A|launch failed requeued held\n"), BatchJobState.HELD),
+        (CommandOutput(0, "7|PENDING|N/A|JobHoldMaxRequeue\n"), BatchJobState.HELD),
+        (CommandOutput(0, "7|REVOKED|N/A|None\n7|RUNNING|N/A|None\n"), BatchJobState.RUNNING),  # federated
         (CommandOutput(0, "7|CONFIGURING|x\n"), BatchJobState.PENDING),
         (CommandOutput(0, "7|OUT_OF_MEMORY|x\n"), BatchJobState.ENDED),
         (CommandOutput(0, "7|NEWLY_INVENTED|x\n"), BatchJobState.UNKNOWN),
@@ -243,21 +247,21 @@ module load x
 
 
 def test_options_of_a_script() -> None:
-    assert slurm_text.script_options(SCRIPT) == {"--partition", "--mem-per-cpu", "--gpus", "--job-name"}
-    assert slurm_text.script_options('#SBATCH --comment="open\n#SBATCH -t5') == {"--comment", "--time"}
+    assert slurm_submit.script_options(SCRIPT) == {"--partition", "--mem-per-cpu", "--gpus", "--job-name"}
+    assert slurm_submit.script_options('#SBATCH --comment="open\n#SBATCH -t5') == {"--comment", "--time"}
 
 
 def test_options_that_a_script_does_not_give() -> None:
     fields = slurm_text.job_fields((BATCH / "scontrol-uneven-22.05.txt").read_text())
     environ = {"SLURM_JOB_NAME": "x", "SLURM_NTASKS": "2", "SLURM_MEM_PER_NODE": "100"}
-    assert slurm_text.inherited_options(SCRIPT, fields, environ) == [
+    assert slurm_submit.inherited_options(SCRIPT, fields, environ) == [
         "--time=00:10:00",
         "--nodes=2",
         "--chdir=/home/me",
         "--ntasks=2",
     ]
-    assert "--gpus=gpu:8" in slurm_text.inherited_options("", fields, environ)
-    newer = slurm_text.inherited_options("", {"TresPerNode": "gres/gpu:a100:4,gres/nic:1"}, {})
+    assert "--gpus=gpu:8" in slurm_submit.inherited_options("", fields, environ)
+    newer = slurm_submit.inherited_options("", {"TresPerNode": "gres/gpu:a100:4,gres/nic:1"}, {})
     assert newer == ["--gres=gpu:a100:4"]
 
 
@@ -271,9 +275,9 @@ def test_what_a_follow_up_job_does_not_see() -> None:
         "HPCSCHED_POLICY": "marble",
         "HOME": "/home/me",
     }
-    kept = slurm_text.submit_environ(environ)
+    kept = slurm_submit.submit_environ(environ)
     assert set(kept) == {"SLURM_CONF", "SBATCH_ACCOUNT", "HPCSCHED_POLICY", "HOME"}
-    assert slurm_text.submit_environ({"TMPDIR": "/tmp"}) == {"TMPDIR": "/tmp"}
+    assert slurm_submit.submit_environ({"TMPDIR": "/tmp"}) == {"TMPDIR": "/tmp"}
 
 
 @pytest.mark.parametrize(("said", "job"), [("12\n", "12"), ("12;cluster\n", "12"), ("Welcome!\n12\n", "12")])
@@ -285,19 +289,16 @@ def test_submitted_ids(said: str, job: str, tmp_path: Path) -> None:
         Slurm(SLURM_JOB, run=Saying("ok\n")).submit_next(script)
 
 
-def test_one_task_of_an_array_is_not_followed_by_the_whole_of_it(tmp_path: Path) -> None:
+def test_one_task_of_an_array_is_followed_by_itself_alone(tmp_path: Path) -> None:
     environ = {**SLURM_JOB, "SLURM_ARRAY_TASK_ID": "1"}
-    run = FakeSlurmCommands(FakeCluster({"7": FakeJob("7")}))
-    script = tmp_path / "next.sh"
+    known = FakeCluster({"7": FakeJob("7")})
+    slurm, script = Slurm(environ, run=FakeSlurmCommands(known)), tmp_path / "next.sh"
     for directive in ("#SBATCH --array=0-1\n", "#SBATCH -a 0-1\n", ""):
         script.write_text(directive + "true\n")
-        if directive:
-            with pytest.raises(BatchError, match="the whole array"):
-                Slurm(environ, run=run).submit_next(script)
-        else:
-            assert Slurm(environ, run=run).submit_next(script)
-    with pytest.raises(BatchError, match="the whole array"):
-        Slurm(environ, run=run).submit_next(None)
+        slurm.submit_next(script)
+        assert ("--array=1" in known.calls[-1]) == bool(directive)
+    slurm.submit_next(None)
+    assert "--array=1" in known.calls[-1]
 
 
 def test_versions() -> None:
