@@ -238,6 +238,8 @@ def _allocation(system: BatchSystem, findings: list[Finding]) -> Allocation | No
         if len(allocation.hosts) > 1:
             names = ", ".join(host.name for host in allocation.hosts)
             findings.append(("allocation", True, f"the hosts named: {names}"))
+        if shutil.which("scontrol"):
+            findings += _slurm_limits()
         return allocation
     try:
         findings.append(("batch system", True, system.version()))
@@ -262,8 +264,21 @@ def _allocation(system: BatchSystem, findings: list[Finding]) -> Allocation | No
         end = datetime.fromtimestamp(allocation.deadline).astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
         findings.append(("time left", left > 0, f"{clock(max(0.0, left))}, until {end}"))
     findings.append(("requeue", True, _requeue(allocation)))
+    if why := allocation.refused.get("chain"):
+        findings.append(("chain", True, f"not possible: {why}"))
     findings.append(("time to save", True, _ending(system, allocation)))
+    findings += [("note", True, note) for note in allocation.notes]
+    if allocation.kind == "slurm":
+        findings += _slurm_limits()
     return allocation
+
+
+def _slurm_limits() -> Iterator[Finding]:
+    """What the site and the user's accounts allow, as far as Slurm tells; no limit is a fault."""
+    from hpcsched.batch.slurm_limits import limits
+
+    for what, words in limits(os.environ):
+        yield what, True, words
 
 
 def _ending(system: BatchSystem, allocation: Allocation) -> str:
