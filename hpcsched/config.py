@@ -68,12 +68,17 @@ KEYS = {
     "script": table("a table: what `hpcsched script` writes"),
 }
 
+MEMORY = r"^\d{1,12}[KMGTkmgt]?$"
+"""Memory as sbatch reads it: MiB, or with K, M, G or T."""
+
 SCRIPT_KEYS = {
     "time": either('the time limit: minutes, or "90m", "2h", "2:00:00", "1-12:00:00"', whole(""), text("")),
     "nodes": whole("hosts: 1 or more", 1),
     "gpus_per_node": whole("GPUs on each host: 0 or more", 0),
     "cpus": whole("CPUs on each host: 1 or more", 1),
     "cpus_per_gpu": whole("CPUs for each GPU: 1 or more", 1),
+    "mem": text('memory on each node, as sbatch has it: "64G", "0" for all of it', MEMORY),
+    "mem_per_gpu": text('memory for each GPU: "64G"', MEMORY),
     "partition": printed("a partition (Slurm) or queue (LSF)"),
     "account": printed("an account (Slurm) or project (LSF)"),
     "name": printed("the batch job's name"),

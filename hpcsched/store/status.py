@@ -16,7 +16,7 @@ from hpcsched.core.states import JobState
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
 from hpcsched.printing import said_bytes
-from hpcsched.store.rundir import MAX_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, RunDir, agent_alive
+from hpcsched.store.rundir import MAX_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, STALE_AFTER_S, RunDir, agent_alive
 
 if TYPE_CHECKING:
     from hpcsched.store.registry import RegisteredRun
@@ -347,6 +347,11 @@ def age_s(run: RunStatus) -> float:
 def is_old(run: RunStatus) -> bool:
     """Whether the snapshot is older than a living agent's can be: it hangs, or the filesystem lags."""
     return run.state in ("RUNNING", "DRAINING") and age_s(run) > 1.5 * SNAPSHOT_PERIOD_S
+
+
+def is_silent(run: RunStatus) -> bool:
+    """Whether the snapshot is so old that an agent whose process lives must have been stopped, or hangs."""
+    return is_old(run) and age_s(run) > STALE_AFTER_S
 
 
 def left_s(run: RunStatus) -> float | None:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from hpcsched.store import run_folders
-from hpcsched.store.status import RunStatus, is_old
+from hpcsched.store.status import RunStatus, is_silent
 
 ANSWER_WITHIN_S = 5.0
 """Longest wait of `status` for the batch system."""
@@ -22,9 +22,9 @@ ADMINS = ("JobHeldAdmin", "JobHoldMaxRequeue", "launch failed requeued held")
 def needs_asking(run: RunStatus) -> bool:
     """Whether only the batch system can say what is to come: no sign of life, or stopped inside a job.
 
-    A living agent whose snapshot is old may be one that its batch system has suspended.
+    A living agent that is silent may be one that its batch system has suspended.
     """
-    return (run.stale or run.state == "STOPPED" or is_old(run)) and _job(run) is not None
+    return (run.stale or run.state == "STOPPED" or is_silent(run)) and _job(run) is not None
 
 
 def ask(run: RunStatus) -> None:

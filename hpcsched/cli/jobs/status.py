@@ -50,6 +50,7 @@ from hpcsched.store.status import (
     Status,
     age_s,
     is_old,
+    is_silent,
     left_s,
     my_runs,
     read_page,
@@ -262,7 +263,7 @@ def _edited(found: Status) -> str:
 
 def asked(run: RunStatus) -> None:
     """Ask the batch system about the run's job where the snapshot alone cannot tell what is to come."""
-    if run.stale or run.state == "STOPPED" or is_old(run):
+    if run.stale or run.state == "STOPPED" or is_silent(run):
         from hpcsched.cli.jobs import batch_job_status
 
         batch_job_status.ask(run)

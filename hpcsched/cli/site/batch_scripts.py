@@ -41,6 +41,8 @@ class Wrapper:
     time_s: float | None = None
     cpus: int | None = None
     cpus_per_gpu: int | None = None
+    mem: str | None = None
+    mem_per_gpu: str | None = None
     partition: str | None = None
     account: str | None = None
     mail: str | None = None
@@ -86,6 +88,7 @@ def slurm(wrapper: Wrapper) -> str:
         lines.append(f"--gpus-per-node={w.gpus}" if by_host else f"--gres=gpu:{w.gpus}")
     if w.cpus or w.cpus_per_gpu:
         lines.append(f"--cpus-per-task={w.host_cpus}")
+    lines += [f"--mem={w.mem}"] if w.mem else [f"--mem-per-gpu={w.mem_per_gpu}"] if w.mem_per_gpu else []
     if w.time_s is not None:
         lines.append(f"--time={clock(w.time_s)}")
     if several:

@@ -49,6 +49,8 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @gpus_per_node_option("GPUs on each node.")
 @option("--cpus", type=click.IntRange(min=1), help="CPUs on each node (those of its GPUs).")
 @option("--cpus-per-gpu", type=click.IntRange(min=1), help="CPUs for each GPU.")
+@option("--mem", metavar="SIZE", help="Memory on each node, as sbatch has it: 64G; 0: all (Slurm).")
+@option("--mem-per-gpu", metavar="SIZE", help="Memory for each GPU (Slurm).")
 @option("--partition", "--queue", "-p", metavar="P", help="Partition (Slurm) or queue (LSF).")
 @option("--account", "-A", metavar="A", help="Account (Slurm) or project (LSF).")
 @option("--name", "-J", metavar="NAME", help="Name of the batch job.")
@@ -194,7 +196,8 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
         _check_set(given, path, file, gpus=gpus, nodes=nodes, cpus=spare)
     again = given.get("again", "again", "chain" if given.settings.values.get("chain") else "requeue")
     margin_s = given.get("margin", show=lambda seconds: f"{seconds:g}")
-    _check_again(again, system, sets, output)
+    _check_again(again, system, sets, output, given.params["max_concurrent"])
+    mem, mem_per_gpu = _memory(given, system, gpus)
     stem = re.sub(r"[^\w.+-]", "-", sets[0].stem)
     wrapper = batch_scripts.Wrapper(
         name=given.get("name", "name", "hpcsched" if len(sets) > 1 else stem),
@@ -206,6 +209,8 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
         gpus=gpus,
         cpus=cpus,
         cpus_per_gpu=cpus_per_gpu,
+        mem=mem,
+        mem_per_gpu=mem_per_gpu,
         partition=given.get("partition", "partition"),
         account=given.get("account", "account"),
         mail=given.get("mail", "mail"),
@@ -293,10 +298,36 @@ def _check_set(
                 raise refuse(job, "strategy.cpus", got, f"at most {cpus}, or more --cpus")
 
 
-def _check_again(again: str, system: str, sets: Sequence[Path], output: Path | None) -> None:
-    if again == "chain" and len(sets) > 1:
+def _memory(given: _Given, system: str, gpus: int) -> tuple[str | None, str | None]:
+    """Memory on each node, and for each GPU. Sites differ in how LSF is told, and in which units."""
+    options = {"mem": "--mem", "mem_per_gpu": "--mem-per-gpu"}
+    typed = [key for key in options if given.params[key]]
+    if typed and system != "slurm":
+        accepted = "--directive '-R \"rusage[mem=...]\"', as the site has it"
+        raise ConfigError(where=options[typed[0]], got="LSF", accepted=accepted)
+    if system != "slurm":
+        return None, None
+    # What is typed stands for both keys of the files.
+    found = {key: given.get(key, key) for key in typed or options}
+    for key, value in found.items():
+        accepts = config.SCRIPT_KEYS[key]
+        if value is not None and not accepts.admits(value):
+            raise ConfigError(where=options[key], got=repr(value), accepted=accepts.words)
+    on_node, for_gpu = found.get("mem"), found.get("mem_per_gpu") if gpus else None
+    if on_node and for_gpu:
+        raise ConfigError(where="--mem", got="beside --mem-per-gpu", accepted="one of the two")
+    return on_node, for_gpu
+
+
+def _check_again(
+    again: str, system: str, sets: Sequence[Path], output: Path | None, at_once: int | None
+) -> None:
+    if again == "chain" and len(sets) > 1 and system == "lsf":
         # The follow-up of one element would be the whole array.
         raise ConfigError(where="--chain", got=f"{len(sets)} sets", accepted="one set, or --requeue")
+    if again == "chain" and len(sets) > 1 and at_once:
+        # Each set is followed by an array of its own.
+        raise ConfigError(where="--max-concurrent", got="--chain beside it", accepted="--requeue")
     if again == "chain" and system == "lsf" and output is None:
         raise ConfigError(
             where="--chain", got="no file", accepted="-o FILE: LSF does not give out the script of a job"

@@ -183,7 +183,9 @@ def test_options_for_the_run_go_into_its_line_only_when_given_here(site: Path) -
         (("--gpus-per-node", "1", "--setup", "a\nb"), "one line"),
         (("--gpus-per-node", "1", "--partition", "a\nb"), "one line"),
         (("--gpus-per-node", "1", "--launcher", "mpirun"), "srun"),
-        (("--gpus-per-node", "1", "b.toml", "--chain"), "one set"),
+        (("--gpus-per-node", "1", "b.toml", "--chain", "--max-concurrent", "1"), "--requeue"),
+        (("--gpus-per-node", "1", "--mem", "64 GB"), "64G"),
+        (("--gpus-per-node", "1", "--mem", "64G", "--mem-per-gpu", "32G"), "one of the two"),
         (("--gpus-per-node", "1", "sub/a.toml"), "different names"),
         (("--gpus-per-node", "1", "none.toml"), "none.toml"),
         (("--gpus-per-node", "1", "-o", "b.toml"), "--force"),
@@ -199,6 +201,21 @@ def test_what_cannot_work_is_refused_in_one_line(site: Path, words: tuple[str, .
     (site / "far.toml").write_text(JOBS.format("f") + "nodes = 2\n")
     (site / "policy.toml").write_text(JOBS.format("p") + '[policy]\nname = "best"\n')
     assert says in refused("slurm", "a.toml", *words)
+
+
+def test_memory_is_asked_for_as_the_site_or_the_user_says(site: Path) -> None:
+    (site / "site.toml").write_text('[script]\nmem_per_gpu = "32G"\n')
+    shape = ("a.toml", "--gpus-per-node", "4")
+    assert "--mem-per-gpu=32G" in directives(written("slurm", *shape))
+    typed = directives(written("slurm", *shape, "--mem", "0"))
+    assert "--mem=0" in typed and not any(line.startswith("--mem-per-gpu") for line in typed)
+    assert not any("mem" in line for line in directives(written("lsf", *shape, "-o", "x") or ""))
+    assert "rusage" in refused("lsf", *shape, "--mem", "64G")
+
+
+def test_each_set_of_an_array_may_be_followed_by_itself(site: Path) -> None:
+    text = written("slurm", "a.toml", "b.toml", "--gpus-per-node", "1", "--chain")
+    assert {"--array=0-1", "--no-requeue"} <= set(directives(text)) and "--chain" in last_words(text)
 
 
 def test_lsf_needs_a_file_to_chain(site: Path) -> None:

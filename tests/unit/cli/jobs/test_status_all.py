@@ -37,7 +37,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def answer_as(
-    monkeypatch: pytest.MonkeyPatch, life: BatchJobState, questions: list[tuple[str, str]] | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    life: BatchJobState,
+    questions: list[tuple[str, str]] | None = None,
+    why: str = "",
 ) -> None:
     def batch_of(kind: str, *, cluster: str | None) -> SimpleNamespace:
         def ask(job_id: str) -> BatchJobState:
@@ -45,7 +48,7 @@ def answer_as(
                 questions.append((kind, job_id))
             return life
 
-        return SimpleNamespace(job_state=ask)
+        return SimpleNamespace(job_state=ask, why_waiting=lambda job_id: why)
 
     monkeypatch.setattr(batch, "batch_of", batch_of)
 
@@ -105,6 +108,37 @@ def test_a_stopped_run_whose_job_was_requeued_says_so(home: Path, asked: list[tu
     assert (
         "stopped with work left; job 123 waits in the queue of slurm: it goes on by itself" in status().stderr
     )
+
+
+@pytest.mark.parametrize(
+    ("life", "why", "says"),
+    [
+        (BatchJobState.PENDING, "BeginTime", "waits in the queue of slurm (BeginTime): it goes on by itself"),
+        (BatchJobState.PENDING, "DependencyNeverSatisfied", "never starts: go on with"),
+        (
+            BatchJobState.HELD,
+            "JobHeldUser",
+            "is held in the queue of slurm (JobHeldUser): `scontrol release 123`",
+        ),
+        (
+            BatchJobState.HELD,
+            "launch failed requeued held",
+            "an operator may have to: `scontrol release 123`",
+        ),
+    ],
+)
+def test_why_a_job_that_came_back_does_not_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch, life: BatchJobState, why: str, says: str
+) -> None:
+    answer_as(monkeypatch, life, why=why)
+    a_run(home / "hpcsched-run", state="STOPPED")
+    assert says in status().stderr
+
+
+def test_a_living_agent_that_is_silent_may_be_suspended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_as(monkeypatch, BatchJobState.SUSPENDED)
+    a_run(home / "hpcsched-run", age_s=60, host=HERE)
+    assert "slurm job 123 is suspended for 1:0" in status().stderr
 
 
 def test_a_batch_system_that_hangs_costs_a_moment_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
