@@ -107,7 +107,7 @@ class FakeSlurmCommands:
         if job is None:
             return CommandOutput(1, "", "slurm_load_jobs error: Invalid job id specified\n")
         end = "N/A" if job.end is None else slurm_time(job.end)
-        return CommandOutput(0, f"{job.id}|{job.state}|{end}\n")
+        return CommandOutput(0, f"{job.id}|{job.state}|{end}|{job.why or 'None'}\n")
 
     def _scontrol(self, argv: Sequence[str]) -> CommandOutput:
         if "config" in argv or "partition" in argv:
@@ -121,6 +121,7 @@ class FakeSlurmCommands:
             end = "Unknown" if job.end is None else slurm_time(job.end)
             shown = f"JobId={job.id} JobName=x Account=(null) Partition=main TimeLimit=00:10:00 NumNodes=2"
             shown += f" JobState={job.state} Reason={job.why or 'None'} Restarts={job.restarts}"
+            shown += f" Requeue={int(job.requeueable)}"
             shown += f" PreemptTime={stamp} EndTime={end} NodeList={','.join(job.hosts)}"
             detail = "   Nodes=node[1-2] CPU_IDs=0-3 Mem=0 GRES=gpu:6(IDX:0-5)" if "--details" in argv else ""
             return CommandOutput(0, f"{shown}{detail} WorkDir=/tmp TresPerNode=gres:gpu:6 \n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -167,17 +168,48 @@ mv {file}.new {file}
 """
 
 
-@pytest.mark.slow
-def test_a_run_by_cgroup_keeps_to_what_was_granted(slurm_by_cgroup: Any, tmp_path: Path) -> None:
-    slurm, told = slurm_by_cgroup, tmp_path / "looks"
-    slurm.sbatch(LOOKS.format(file=told, devices=slurm.folder), "--gpus-per-node=1", "--nodelist=node1")
+GRANTED = """schema = 1
+[[job]]
+name = "looks"
+command = ["bash", "{script}"]
+"""
+
+
+def test_a_job_of_a_run_by_cgroup_keeps_to_what_was_granted(slurm_by_cgroup: Any, tmp_path: Path) -> None:
+    slurm, told, script = slurm_by_cgroup, tmp_path / "looks", tmp_path / "looks.sh"
+    script.write_text(LOOKS.format(file=told, devices=slurm.folder))
+    ends = Ends(slurm, tmp_path)
+    ends.begin(
+        *("one", "--gpus-per-node=1"), run="--requeue --devices cpu:1", jobs=GRANTED.format(script=script)
+    )
     group, *devices = slurm.wait_for(told).splitlines()
-    assert "job_1" in group
+    assert f"job_{ends.jobs['one']}" in group
     # No driver answers for either of them; what was not granted is not even asked for.
     assert devices == ["No such device or address", "Operation not permitted"]
+    assert slurm.wait(ends.jobs["one"]) == "COMPLETED", ends.log("one")
 
+
+@pytest.mark.slow
+def test_runs_by_cgroup_end_in_time_and_come_back(slurm_by_cgroup: Any, tmp_path: Path) -> None:
+    slurm = slurm_by_cgroup
     ends = Ends(slurm, tmp_path)
     two = ONE + "nodes = 2\n"
+    ends.begin("requeued", "--nodelist=node1", "--gpus-per-node=1", "--requeue", run="--requeue")
+    ends.begin("chained", "--nodelist=node2", "--gpus-per-node=1", "--no-requeue", run="--chain")
+    for name in ("requeued", "chained"):
+        ends.sites[name].at_work("a")
+        ends.sites[name].end_in(ends.jobs[name], 42)
+    for name in ("requeued", "chained"):
+        ends.saved(name)
+    ends.says("requeued", "this batch job is back in the queue")
+    ends.says("chained", "goes on when this one has ended")
+    chained = ends.sites["chained"]
+    chained.until(
+        lambda: (chained.job("a").get("attempt"), chained.status()["run"]["state"]) == (2, "RUNNING")
+    )
+    slurm.cancel(*slurm.run("squeue", "-h", "-o", "%A").split())
+    slurm.wait(ends.jobs["chained"], {"COMPLETED", "CANCELLED", "FAILED"})
+
     options = ("--nodes=2", "--gpus-per-node=2", "--requeue", "--no-kill")
     ends.begin("nodes", *options, run="--requeue", jobs=two)
     site, job = ends.sites["nodes"], ends.jobs["nodes"]
@@ -188,3 +220,49 @@ def test_a_run_by_cgroup_keeps_to_what_was_granted(slurm_by_cgroup: Any, tmp_pat
     ends.says("nodes", "this batch job is back in the queue")
     slurm.start_again(job, "TimeLimit=10")
     site.until(lambda: (site.job("a").get("attempt"), site.status()["run"]["state"]) == (2, "RUNNING"))
+
+
+@pytest.mark.slow
+def test_a_heterogeneous_job_gives_all_its_hosts_and_comes_back(slurm: Any, tmp_path: Path) -> None:
+    ends = Ends(slurm, tmp_path)
+    other = (":", "--nodes=1", "--cpus-per-task=2", "--gpus-per-node=0", "--time=9")
+    ends.begin("both", "--requeue", "--nodes=1", *other, run="--requeue", jobs=ONE + "nodes = 2\n")
+    site, job = ends.sites["both"], ends.jobs["both"]
+    site.at_work("a")
+    assert len(site.status()["gpus"]) == 2
+    left = datetime.fromisoformat(site.status()["run"]["allocation"]["deadline"]).timestamp() - time.time()
+    assert left <= 9 * 60  # the component that ends first
+    site.end_in(job, 42)
+    ends.saved("both")
+    slurm.wait(job, {"PENDING"})
+    slurm.run("scontrol", "hold", job)
+    assert "is held in the queue of slurm (JobHeld" in site.hpcsched("status").stderr
+    slurm.run("scontrol", "release", job)
+    slurm.start_again(job)
+    slurm.start_again(str(int(job) + 1), check=False)  # some releases start all at once
+    site.until(lambda: (site.job("a").get("attempt"), site.status()["run"]["state"]) == (2, "RUNNING"))
+
+
+@pytest.mark.slow
+def test_each_task_of_an_array_is_followed_by_itself(slurm: Any, tmp_path: Path) -> None:
+    site = Site(slurm, tmp_path)
+    site.env["HPCSCHED_DEVICES"] = "replay:1@20"
+    site.set_of(ONE)
+    run = "exec hpcsched run jobs.toml --chain --margin 40 --dir run-$SLURM_ARRAY_TASK_ID"
+    array = slurm.sbatch(run, "--array=1-2", "--time=10", "--gpus-per-node=0", "--no-requeue", cwd=tmp_path)
+    pages = [tmp_path / f"run-{task}" / "status.json" for task in (1, 2)]
+
+    def lives(count: int) -> bool:
+        shown = [json.loads(page.read_text()) for page in pages if page.exists()]
+        return [page["jobs"][0].get("attempt") for page in shown if page["jobs"][0].get("ready")] == [
+            count
+        ] * 2
+
+    site.until(lambda: lives(1))
+    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 42))
+    for row in slurm.run("squeue", "-h", "-j", array, "-o", "%A").split():
+        slurm.run("scontrol", "update", f"JobId={row}", f"EndTime={end}")
+        slurm.run("scancel", "--batch", "--signal=USR1", row)
+    site.until(lambda: lives(2))
+    tasks = slurm.run("squeue", "-h", "-t", "R", "-o", "%K").split()
+    assert sorted(tasks) == ["1", "2"]

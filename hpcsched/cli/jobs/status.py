@@ -290,7 +290,8 @@ def note(found: Status) -> None:
     for disk in run.short_disks if run.alive else ():
         say(f"hpcsched: {disk.words}", err=True)
     left = left_s(run)
-    if left is not None and left > 0 and run.state in ("RUNNING", "DRAINING") and not run.stale:
+    frozen = run.allocation.get("life") == "SUSPENDED"  # so is the time to its end
+    if left is not None and left > 0 and run.state in ("RUNNING", "DRAINING") and not (run.stale or frozen):
         job = f"{run.allocation.get('kind')} job {run.allocation.get('id')}"
         say(f"hpcsched: {job} ends in {clock(left)}", err=True)
     by_reason: dict[str, list[str]] = {}

@@ -88,6 +88,8 @@ def _ask(
     commands: Sequence[Sequence[str]], expected: int, within_s: float
 ) -> tuple[list[tuple[float, dict[str, Any]]], str]:
     """The answers with the time each came in, and the last line of complaint if there was any."""
+    from hpcsched.launch.remote.starter import NOTHING_SAID
+
     answers: list[tuple[float, dict[str, Any]]] = []
     complaints: list[str] = []
     running = []
@@ -98,7 +100,7 @@ def _ask(
                 if line.startswith(_MARK):
                     with contextlib.suppress(json.JSONDecodeError):
                         answers.append((time.time(), json.loads(line.removeprefix(_MARK))))
-                elif line.strip():
+                elif line.strip() and not line.startswith(NOTHING_SAID):
                     complaints.append(line.strip())
 
     for argv in commands:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from places import DATA
 
-from hpcsched.batch import slurm_submit, slurm_text
+from hpcsched.batch import slurm_steps, slurm_submit, slurm_text
 from hpcsched.batch.base import AllocatedHost, BatchJobState
 from hpcsched.batch.command import CommandOutput
 from hpcsched.batch.pyslurm import PySlurm
@@ -328,3 +328,107 @@ def test_pyslurm_leaves_array_elements_to_the_commands() -> None:
     batch = PySlurm(SLURM_JOB, run=Saying("31|PENDING|N/A\n"), ask=asked_directly(fake_pyslurm(known)))
     assert batch.job_state("27_3") is BatchJobState.PENDING
     assert batch.job_state("27") is BatchJobState.ENDED
+
+
+HET_JOB = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_NODELIST": "node1",
+    "SLURMD_NODENAME": "node1",
+    "SLURM_GPUS_ON_NODE": "2",
+    **{
+        f"SLURM_{name}_HET_GROUP_{at}": value
+        for name, values in {
+            "JOB_ID": ("7", "8"),
+            "JOB_NODELIST": ("node1", "node[2-3]"),
+            "JOB_CPUS_PER_NODE": ("4", "8(x2)"),
+            "GPUS_PER_NODE": ("2", "1"),
+        }.items()
+        for at, value in enumerate(values)
+    },
+}
+"""The variables that matter, as 22.05 sets them: `sbatch -N1 --gpus-per-node=2 : -N2 --gpus-per-node=1`."""
+
+
+def test_all_components_of_a_heterogeneous_job_are_used() -> None:
+    ends = "7|RUNNING|2026-11-21T06:37:44|None\n8|RUNNING|2026-11-21T06:37:43|None\n"
+    ends += "9|RUNNING|2026-11-20T00:00:00|None\n"
+    slurm = Slurm(HET_JOB, run=Saying(ends))
+    found = slurm.allocation()
+    assert [(host.name, host.cpus) for host in found.hosts] == [("node1", 4), ("node2", 8), ("node3", 8)]
+    assert found.deadline == 1795243063.0  # of the component that ends first
+    steps = slurm.on_hosts(found.hosts, ["agent"])
+    for step, (group, gpus) in zip(steps, ((0, 2), (1, 1), (1, 1)), strict=True):
+        assert {f"--het-group={group}", f"--gpus={gpus}", "--jobid=7"} <= set(step)
+    assert "components" in found.refused["chain"] and "requeue" not in found.refused
+    with pytest.raises(BatchError, match="--chain-script"):
+        slurm.submit_next(None)
+
+
+@pytest.mark.parametrize("size", ["", "1", "x", "100000000"])
+def test_an_odd_number_of_components_is_none(size: str) -> None:
+    assert slurm_steps.components({**HET_JOB, "SLURM_HET_SIZE": size}) == (
+        {**HET_JOB, "SLURM_HET_SIZE": size},
+    )
+
+
+def test_a_component_without_hosts_is_named() -> None:
+    environ = {key: value for key, value in HET_JOB.items() if key != "SLURM_JOB_NODELIST_HET_GROUP_1"}
+    with pytest.raises(BatchError, match="SLURM_JOB_NODELIST"):
+        Slurm(environ, run=Saying()).allocation()
+
+
+def test_the_fields_of_one_component() -> None:
+    shown = (BATCH / "scontrol-het-22.05.txt").read_text()
+    fields = slurm_text.shown_in(CommandOutput(0, shown), "2")
+    assert fields is not None and (fields["HetJobOffset"], fields["NodeList"]) == ("1", "node2")
+
+
+@pytest.mark.parametrize(
+    ("says", "there"),
+    [("slurm 20.02.7", False), ("slurm-wlm 20.11.0", True), ("slurm 25.05.1", True), ("srun?", True)],
+)
+def test_an_old_srun_is_not_told_to_overlap(says: str, there: bool) -> None:
+    assert slurm_steps.has_overlap(f"{says}\n") is there
+    step = slurm_steps.step_argv("7", "node1", None, {}, ["agent"], overlap=there)
+    assert ("--overlap" in step) is there
+
+
+def test_where_commands_are_missing_it_is_said_what_works() -> None:
+    environ = {**SLURM_JOB, "SLURM_JOB_END_TIME": "1795243063"}
+
+    def nothing(argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> CommandOutput:
+        raise BatchError(f"{argv[0]}: command not found")
+
+    slurm = Slurm(environ, run=nothing, there=lambda command: False)
+    found = slurm.allocation()
+    (note,) = found.notes
+    assert "SLURM_JOB_END_TIME" in note and "--launcher ssh" in note and found.deadline == 1795243063.0
+    assert set(found.refused) == {"requeue", "chain"}
+    with pytest.raises(BatchError, match="no srun here"):
+        slurm.on_hosts(found.hosts, ["agent"])
+
+
+def test_a_job_that_slurm_will_not_requeue_says_so_at_its_start() -> None:
+    known = FakeCluster({"7": FakeJob("7", requeueable=False)})
+    assert (
+        "#SBATCH --requeue" in Slurm(SLURM_JOB, run=FakeSlurmCommands(known)).allocation().refused["requeue"]
+    )
+
+
+def test_a_federations_job_is_asked_about_where_it_runs_and_followed_there() -> None:
+    shown = f"JobId={1 << 26} JobName=x UserId=me(1) JobState=RUNNING FedOrigin=one Restarts=0 Requeue=1\n"
+    inside = {**SLURM_JOB, "SLURM_JOB_ID": str(1 << 26), "SLURM_CLUSTER_NAME": "two", "SLURM_CLUSTERS": "one"}
+    run = Saying(shown)
+    slurm = Slurm(inside, run=run)
+    (note,) = slurm.allocation().notes
+    assert "--clusters=two" in note
+    assert all("--local" in call for call in run.calls if call[0] == "squeue" or "job" in call)
+    assert not any("SLURM_CLUSTERS" in environ for environ in run.environs)
+    outside = Saying("")
+    Slurm({}, run=outside, cluster="two").job_state(str(1 << 26))
+    asked = [call for call in outside.calls if call[0] == "squeue"]
+    assert [("--sibling" in call, "--clusters=two" in call) for call in asked] == [
+        (True, False),
+        (False, True),
+    ]
