@@ -45,6 +45,7 @@ SAYS = {
     "hpcsched status --dir by-hand": "has ended",
     "hpcsched status --dir sets/set-a": "CD",
     "srun --ntasks=1": "requeue: possible",
+    "hpcsched doctor\n": "partition main (default): MaxTime=02:00:00",
 }
 """What a block of commands must print: the one that holds this text, or is just these lines."""
 
@@ -158,7 +159,7 @@ def test_the_page_works_as_it_stands(reader: Reader) -> None:
     assert not expected, "no such block on the page"
     reader.until("idle")
     everything = reader.outputs()
-    for name in ("wide", "sets/set-a", "sets/set-b", "on-scratch"):
+    for name in ("wide", "mixed", "sets/set-a", "sets/set-b", "on-scratch"):
         page = json.loads((reader.folder / name / "status.json").read_text())
         assert page["run"]["state"] == "FINISHED", everything
         assert {job["state"] for job in page["jobs"]} == {"COMPLETED"}, everything
