@@ -78,6 +78,7 @@ class BatchConformance:
         found = batch.allocation()
         assert len(found.hosts) == 2 and found.deadline is None
         assert batch.job_state("7") is BatchJobState.UNKNOWN
+        assert batch.why_waiting("7") == ""
         if self.tells_lives:
             self.refuses(batch.end_time)
             self.refuses(lambda: batch.submit_next(None))

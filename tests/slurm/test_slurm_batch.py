@@ -216,7 +216,8 @@ def test_lives(slurm: Any) -> None:
     running = slurm.sbatch("sleep 300")
     array = slurm.sbatch("sleep 300", "--array=0-2%2")
     slurm.wait(running, {"RUNNING"})
-    assert batch.job_state(waiting) is BatchJobState.PENDING
+    assert batch.job_state(waiting) is BatchJobState.HELD
+    assert batch.why_waiting(waiting).startswith("JobHeld")
     assert batch.job_state(running) is BatchJobState.RUNNING
     soon(lambda: batch.job_state(f"{array}_0") is BatchJobState.RUNNING)
     assert batch.job_state("999999") is BatchJobState.ENDED
@@ -285,7 +286,7 @@ def test_a_controller_that_hangs_is_an_error_in_time(slurm: Any) -> None:
         assert found.deadline is None and [host.name for host in found.hosts] == ["node1", "node2"]
     finally:
         slurm.signal("slurmctld", signal.SIGCONT)
-    assert of_job(slurm, job).job_state(job) is BatchJobState.PENDING
+    assert of_job(slurm, job).job_state(job) is BatchJobState.HELD
 
 
 def test_a_controller_that_is_gone_is_an_error_in_time(slurm: Any, tmp_path: Any) -> None:

@@ -192,7 +192,7 @@ def test_a_warned_script_saves_and_comes_back_by_requeue(slurm: Any, work: Path)
         timeout=30,
         check=True,
     )
-    assert f"job {job} waits in the queue of slurm: it goes on by itself" in said.stderr
+    assert f"job {job} waits in the queue of slurm (BeginTime): it goes on by itself" in said.stderr
     slurm.start_again(job, "TimeLimit=5")  # with time to work
     until(lambda: page(work / "hpcsched-run")["run"]["state"] == "RUNNING", log.read_text)
     assert page(work / "hpcsched-run")["jobs"][0]["suspensions"] == 1
