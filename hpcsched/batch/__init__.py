@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hpcsched.batch.base import BatchSystem
+from hpcsched.batch.queue import Queue
 from hpcsched.errors import ConfigError
 
 KINDS = ("auto", "slurm", "lsf", "none")
@@ -77,6 +78,15 @@ def batch_of(
 
         return Slurm(environ, cluster=cluster)
     return open_batch(kind, environ=environ)
+
+
+def queue_of(kind: str, *, environ: Mapping[str, str]) -> Queue | None:
+    """The queue of a batch system, for questions; None for one that cannot tell (LSF, none)."""
+    if kind != "slurm":
+        return None
+    from hpcsched.batch.slurm_queue import SlurmQueue
+
+    return SlurmQueue(environ)
 
 
 def _detected(environ: Mapping[str, str], hosts: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ from hpcsched.store.models import (
 )
 from hpcsched.store.profiles import RateSample, parse_profiles, to_json
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """The schema revisions that this version knows, oldest first; it works with the last one."""
 HEAD = REVISIONS[-1]
 
@@ -154,13 +154,13 @@ class Database:
 
         The key is model, device, nodes, global batch and software. `at` is when it was made (now).
         """
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             _put(connection, profile, samples, at or datetime.now(UTC))
 
     def record_profiles(self, profiles: Iterable[Profile], *, at: datetime | None = None) -> None:
         """Store all profiles in one transaction, the first as the newest."""
         at = at or datetime.now(UTC)
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             for profile in profiles:
                 _put(connection, profile, (), at)
 
@@ -170,7 +170,7 @@ class Database:
         query = sa.select(ProfileRow.document).order_by(*newest_first)
         if model is not None:
             query = query.where(ProfileRow.model == model)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             documents = connection.execute(query).scalars().all()
         return parse_profiles(json.dumps({"schema": 1, "profiles": documents}), where=str(self.path))
 
@@ -182,7 +182,7 @@ class Database:
             .where(*(getattr(ProfileRow, name) == value for name, value in _key(profile).items()))
             .order_by(SampleRow.id)
         )
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return tuple(RateSample(**row) for row in connection.execute(query).mappings())
 
     def record_layers(self, profile: Mapping[str, Any], *, at: datetime | None = None) -> None:
@@ -193,7 +193,7 @@ class Database:
         key = {"model": profile["model"], "device": profile["device"]}
         rest = {"document": dict(profile), "created_at": iso(at or datetime.now(UTC))}
         statement = insert(LayerProfileRow).values(**key, **rest)
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=rest))
 
     def layers(self, model: str | None = None, device: str | None = None) -> tuple[dict[str, Any], ...]:
@@ -202,7 +202,7 @@ class Database:
         query = sa.select(LayerProfileRow.document).order_by(*newest_first)
         for column, wanted in ((LayerProfileRow.model, model), (LayerProfileRow.device, device)):
             query = query if wanted is None else query.where(column == wanted)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return tuple(connection.execute(query).scalars())
 
     def record_parallel(self, programs: Iterable[Program], *, at: datetime | None = None) -> None:
@@ -213,7 +213,7 @@ class Database:
             return
         statement = insert(ParallelProgramRow)
         renewed = {"said_at": statement.excluded.said_at}
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             connection.execute(
                 statement.on_conflict_do_update(index_elements=["model", "program"], set_=renewed), rows
             )
@@ -221,7 +221,7 @@ class Database:
     def parallel(self) -> frozenset[Program]:
         """The programs that have reported to be parallel."""
         query = sa.select(ParallelProgramRow.model, ParallelProgramRow.program)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return frozenset((model, program) for model, program in connection.execute(query))
 
     def record_shared(self, device: str, uses: Iterable[SharedUse], *, at: datetime | None = None) -> None:
@@ -236,7 +236,7 @@ class Database:
         statement = insert(SharedUseRow)
         names = ("memory_mib", "busy", "together", "seen_at")
         renewed = {name: statement.excluded[name] for name in names}
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             connection.execute(
                 statement.on_conflict_do_update(index_elements=["device", "models"], set_=renewed), rows
             )
@@ -245,7 +245,7 @@ class Database:
         """What was seen of models on a type of device, in order of their names."""
         columns = SharedUseRow.models, SharedUseRow.memory_mib, SharedUseRow.busy, SharedUseRow.together
         query = sa.select(*columns).where(SharedUseRow.device == device).order_by(SharedUseRow.models)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             found = connection.execute(query).mappings().all()
         return tuple(SharedUse(**{**row, "models": tuple(row["models"].split("\n"))}) for row in found)
 
@@ -254,7 +254,7 @@ class Database:
     def record_run(self, run: RunEntry) -> None:
         """Store a run, in place of its earlier entry."""
         values = asdict(run)
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             statement = insert(RunRow).values(**values)
             connection.execute(statement.on_conflict_do_update(index_elements=["run_id"], set_=values))
 
@@ -265,7 +265,7 @@ class Database:
             return
         statement = insert(HistoryRow)
         renewed = {name: statement.excluded[name] for name in rows[0]}
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             connection.execute(
                 statement.on_conflict_do_update(index_elements=["run_id", "job_id"], set_=renewed), rows
             )
@@ -273,7 +273,7 @@ class Database:
     def runs(self) -> tuple[RunEntry, ...]:
         """The runs, the newest first."""
         table = RunRow.__table__
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             found = connection.execute(sa.select(table).order_by(RunRow.started_at.desc())).mappings()
             return tuple(RunEntry(**row) for row in found)
 
@@ -286,14 +286,14 @@ class Database:
             query = query.where(HistoryRow.run_id == run_id)
         if last is not None:
             query = query.limit(last)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             found = connection.execute(query).mappings().all()
         return tuple(FinishedJob(**row) for row in reversed(found))
 
     def record_trials(self, run_id: str, trials: Iterable[TrialEntry]) -> None:
         """Store the trials of a recorded run's search, in place of its earlier ones."""
         rows = [asdict(trial) for trial in trials]
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             connection.execute(sa.delete(TrialRow).where(TrialRow.run_id == run_id))
             if rows:
                 connection.execute(insert(TrialRow), rows)
@@ -303,7 +303,7 @@ class Database:
         query = sa.select(TrialRow.__table__).order_by(TrialRow.run_id, TrialRow.trial)
         if run_id is not None:
             query = query.where(TrialRow.run_id == run_id)
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             return tuple(TrialEntry(**row) for row in connection.execute(query).mappings())
 
     # The schema
@@ -334,12 +334,13 @@ class Database:
         config = Config()
         scripts = str(Path(__file__).with_name("migrations"))
         config.set_main_option("script_location", scripts.replace("%", "%%"))
-        with self._transaction(write=True) as connection:
+        with self.transaction(write=True) as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
 
     @contextmanager
-    def _transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
+    def transaction(self, *, write: bool = False) -> Iterator[sa.Connection]:
+        """A connection in a transaction of its own; `write` takes the lock at once. Raises StoreError."""
         with (
             self._told(),
             self._engine.connect().execution_options(hpcsched_write=write) as connection,

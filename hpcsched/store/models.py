@@ -160,3 +160,21 @@ class TrialRow(Base):
     best: Mapped[bool]
     job: Mapped[str]
     checkpoint: Mapped[str | None]
+
+
+class AllocationRow(Base):
+    """The allocation of one life of a run, and how long it waited; times are ISO, UTC. See
+    `AllocationEntry`."""
+
+    __tablename__ = "allocation"
+
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    cluster: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    started_at: Mapped[str] = mapped_column(primary_key=True)
+    submitted_at: Mapped[str]
+    eligible_at: Mapped[str]
+    partition: Mapped[str]
+    nodes: Mapped[int]
+    gpus: Mapped[int]
+    limit_s: Mapped[float]

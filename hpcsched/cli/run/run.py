@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from hpcsched.agent.allocation.requeue import RequeuePlan
     from hpcsched.agent.resources import FindJobs
     from hpcsched.batch.base import BatchSystem
+    from hpcsched.store.allocations import AllocationEntry
     from hpcsched.store.rundir import RunDir
 
 
@@ -243,6 +244,7 @@ def conduct(
     from hpcsched.agent.request import RunRequest
     from hpcsched.batch import open_batch
     from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
+    from hpcsched.cli.run import waited
     from hpcsched.cli.run.live import Narrator
     from hpcsched.cli.run.live_table import LiveTable
 
@@ -320,6 +322,7 @@ def conduct(
         joinable=joinable,
         comes_back="requeue" if requeue else "chain" if chain else "",
     )
+    allocation = waited.begun(system.kind)
     with observers:
         try:
             with naming_the_file(jobs):
@@ -357,7 +360,7 @@ def conduct(
                 say(f"hpcsched: the report cannot be written: {error.strerror}", err=True)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor what is still buffered
             code = code or 1
-        _put_away(life, store, str(rundir.root), keep)
+        _put_away(life, store, str(rundir.root), allocation, keep)
         observers.over(life)
     return code
 
@@ -398,13 +401,20 @@ def _stopped(
 
 
 def _put_away(
-    life: Any, store: Path, directory: str, keep: Callable[[Any, Path], None] | None = None
+    life: Any,
+    store: Path,
+    directory: str,
+    allocation: AllocationEntry | None,
+    keep: Callable[[Any, Path], None] | None = None,
 ) -> None:
     """Finished jobs and learnt profiles into the database; without one the run is no less done."""
+    from hpcsched.cli.run import waited
     from hpcsched.cli.run.archive import archive
 
     try:
         archive(life, store, directory)
+        if allocation is not None:
+            waited.keep(allocation, store)
         if keep is not None:
             keep(life, store)
     except HpcschedError as error:

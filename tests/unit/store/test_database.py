@@ -20,6 +20,7 @@ from hpcsched.core.profile import Profile
 from hpcsched.core.shared_use import SharedUse
 from hpcsched.errors import StoreError
 from hpcsched.store import database
+from hpcsched.store.allocations import AllocationEntry, allocations, record_allocation
 from hpcsched.store.database import HEAD, REVISIONS, Database, FinishedJob, RunEntry, TrialEntry, iso
 from hpcsched.store.models import Base
 from hpcsched.store.profiles import RateSample
@@ -180,14 +181,14 @@ def test_the_known_revisions_are_the_shipped_ones() -> None:
 
 
 def test_the_models_and_the_migrations_agree(db: Database) -> None:
-    with db._transaction() as connection:
+    with db.transaction() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
 
 
 @pytest.mark.parametrize("revision", ["base", *REVISIONS[:-1]])
 def test_the_schema_goes_down_and_up_again(path: Path, revision: str) -> None:
-    with Database(path) as db, db._transaction(write=True) as connection:
+    with Database(path) as db, db.transaction(write=True) as connection:
         config = scripts()
         config.attributes["connection"] = connection
         command.downgrade(config, revision)
@@ -200,7 +201,7 @@ def test_the_schema_goes_down_and_up_again(path: Path, revision: str) -> None:
 def test_profiles_of_an_earlier_schema_stay_and_newer_costs_can_be_kept(path: Path) -> None:
     with Database(path) as db:
         db.record_profile(PROFILE)
-        with db._transaction(write=True) as connection:
+        with db.transaction(write=True) as connection:
             config = scripts()
             config.attributes["connection"] = connection
             command.downgrade(config, "0001")
@@ -215,7 +216,7 @@ def test_profiles_of_an_earlier_schema_stay_and_newer_costs_can_be_kept(path: Pa
 def test_jobs_of_an_earlier_schema_stay_and_have_no_memory(db: Database) -> None:
     db.record_run(RUN)
     db.record_jobs([JOB])
-    with db._transaction(write=True) as connection:
+    with db.transaction(write=True) as connection:
         config = scripts()
         config.attributes["connection"] = connection
         command.downgrade(config, "0006")
@@ -302,3 +303,16 @@ def test_a_read_only_database_can_be_read(path: Path, monkeypatch: pytest.Monkey
         assert db.profiles() == (PROFILE,)
         with pytest.raises(StoreError, match="readonly database; make it writable"):
             db.record_profile(PROFILE)
+
+
+def test_how_long_allocations_waited_is_kept_once_and_read_by_system(db):
+    entry = AllocationEntry(
+        kind="slurm", cluster="c", job_id="7", started_at="2026-11-28T23:48:00.000Z",
+        submitted_at="2026-11-28T23:45:45.000Z", eligible_at="2026-11-28T23:47:46.000Z",
+        partition="main", nodes=2, gpus=6, limit_s=1200.0,
+    )  # fmt: skip
+    later = replace(entry, started_at="2026-11-29T00:48:00.000Z")
+    for one in (entry, entry, later, replace(entry, kind="lsf")):
+        record_allocation(db, one)
+    assert allocations(db, "slurm") == (later, entry)
+    assert entry.waited_s == 14.0
