@@ -48,3 +48,10 @@ def clock(seconds: float) -> str:
     if days:
         return f"{days}-{h:02}:{m:02}:{s:02}"
     return f"{h}:{m:02}:{s:02}" if h else f"{m}:{s:02}"
+
+
+def limit(seconds: float) -> str:
+    """A time limit, always with hours, which batch systems do not take for something else: H:MM:SS,
+    D-HH:MM:SS."""
+    text = clock(seconds)
+    return text if text.count(":") == 2 else f"0:{text:0>5}"

@@ -80,6 +80,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched simulate jobs.toml --gpus-per-node 4",
         "hpcsched simulate jobs.toml --gpus-per-node 4 --policy marble,planner --gantt plan.svg",
     ),
+    "advise": (
+        "hpcsched advise jobs.toml",
+        "hpcsched advise jobs.toml --partition gpu,short --gpus 1-8 --max-gpu-hours 40",
+        "hpcsched advise jobs.toml --wait 30 --svg advice.svg",
+        "hpcsched advise jobs.toml --json",
+    ),
     "plan": ("hpcsched plan burst vgg16-a100 --gpus 8 --global-batch 32",),
     "plan burst": ("hpcsched plan burst vgg16-a100 --gpus 8 --global-batch 32",),
     "plan pack": ("hpcsched plan pack costs.json",),
@@ -93,6 +99,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "script": (
         "hpcsched script slurm jobs.toml --time 4h --gpus-per-node 4 -o job.sbatch",
         "hpcsched script lsf jobs.toml --time 4h --gpus-per-node 4 -o job.lsf",
+        "hpcsched script slurm jobs.toml --advice advice.json -o job.sbatch",
     ),
     "doctor": ("hpcsched doctor", "hpcsched doctor --bundle"),
     "journal": ("hpcsched journal check",),

@@ -51,6 +51,7 @@ _GROUPS = {
     "Measure and plan": {
         "profile": ("profile.group:profile", "Measure how models scale, and look after the profiles."),
         "simulate": ("run.simulate:simulate", "What a job set would take, by the same policies."),
+        "advise": ("run.advise:advise", "What to ask for: how many GPUs, for how long, in which partition."),
         "plan": ("plan.group:plan", "The planners on their own: layers, packs, servers, stream workers."),
     },
     "Site": {

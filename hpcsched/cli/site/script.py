@@ -44,6 +44,15 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
     "--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write the script to this file."
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
+@click.option(
+    "--advice",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Output of `hpcsched advise --json`: nodes, GPUs, time and partition as it recommends.",
+)
+@click.option(
+    "--advice-row", metavar="N", type=click.IntRange(min=1), help="Those of another row of the advice."
+)
 @option("--time", "-t", "time_", metavar="T", help="Time limit: minutes, 90m, 2h, 2:00:00, 1-12:00:00.")
 @option("--nodes", "-N", type=click.IntRange(min=1), help="Nodes (1).")
 @gpus_per_node_option("GPUs on each node.")
@@ -119,10 +128,13 @@ class _Given:
         self.settings: config.Settings = ctx.obj
         self._table = self.settings.values.get("script", {})
         self.told: list[tuple[str, str, str]] = []
+        self._advice, self._advised_by = _advised(ctx.params)
 
     def get(self, parameter: str, key: str | None = None, default: Any = None, *, show: Any = str) -> Any:
         """The value of an option, or of this key of [script]."""
         value, origin = self.params[parameter], self._origin(parameter)
+        if parameter in self._advice and origin != "command line":
+            value, origin = self._advice[parameter], self._advised_by
         if origin == "default" and key in self._table:
             value, origin = self._table[key], self.settings.origins[f"script.{key}"]
         if value is None or value == ():
@@ -171,10 +183,34 @@ class _Given:
         return "default"
 
 
+def _advised(params: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """What the advice says, by parameter, and where it stands, in words."""
+    path, number = params["advice"], params["advice_row"]
+    if path is None:
+        if number is not None:
+            raise ConfigError(where="--advice-row", got=str(number), accepted="with --advice FILE only")
+        return {}, ""
+    if len(params["sets"]) > 1:
+        got = f"{len(params['sets'])} sets"
+        raise ConfigError(where="--advice", got=got, accepted="one set: the advice is for one")
+    from hpcsched.allocations.advice import read
+
+    advice, row = read(path, number)
+    if Path(advice.file).name != params["sets"][0].name:
+        click.echo(f"hpcsched: {path} is advice for {advice.file}, not {params['sets'][0]}", err=True)
+    asked = {
+        "nodes": row.nodes,
+        "gpus_per_node": row.gpus_per_node,
+        "time_": durations.limit(row.time_s),
+        "partition": row.partition or None,
+    }
+    return {key: value for key, value in asked.items() if value is not None}, f"{path}, row {row.number}"
+
+
 def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | None) -> batch_scripts.Wrapper:
     from hpcsched.agent.cpu_cores import CPUS_PER_GPU
 
-    time_s = _seconds(given.get("time_", "time"))
+    time_s = seconds_of(given.get("time_", "time"))
     nodes = given.get("nodes", "nodes", 1)
     files = [jobfile.load(path, workdir=Path.cwd()) for path in sets]
     on_cores = [job.cpus for file in files for job in file.jobs if job.cpus is not None]
@@ -249,7 +285,7 @@ def _printable(what: str, text: str) -> str:
     return text
 
 
-def _seconds(value: str | int | None) -> float | None:
+def seconds_of(value: str | int | None) -> float | None:
     """Seconds of a time limit; a bare number is minutes, as both batch systems have it."""
     if value is None:
         return None
