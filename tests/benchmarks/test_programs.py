@@ -48,6 +48,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("marble_tables", {"set1_marble_makespan_s", "set1_exclusive_makespan_s", "set1_overhead_share"}),
         ("replay_vs_simulate", {"set1_run_makespan_s", "set1_simulated_makespan_s", "set1_steps_lost"}),
         ("decisions", {"exit_s", "promotion_s", "submission_s", "set1_scheduling_s", "set3_scheduling_s"}),
+        ("advise", {"speed_processor_s", "speed_each_simulated_processor_s"}),
         ("monitoring", {"cpu_slots_s", "nvml_our_part_s"}),
         ("idle_agent", {"window_cpu_s", "window_wall_s", "rss_mib", "pss_mib"}),
         ("throughput", {"first_start_s", "noop_80_wall_s", "noop_80_ends_s", "xargs_80_wall_s"}),
@@ -99,7 +100,7 @@ def test_all_programs_that_have_samples_are_run(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     programs = {path.stem for path in BENCHMARKS.glob("*.py")}
     helpers = {"common", "run_all", "exact_digits", "marble_training", "resize_training"}
-    helpers |= {"allocations", "lanes_gpu", "networks", "pack_gpu", "side_by_side", "vsw_gpu"}
+    helpers |= {"advise", "allocations", "lanes_gpu", "networks", "pack_gpu", "side_by_side", "vsw_gpu"}
     helpers |= {"vsw_policies", "lora", "lora_packed"}
     assert all(name in done.stderr for name in programs - helpers)
 
