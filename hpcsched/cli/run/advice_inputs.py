@@ -247,6 +247,6 @@ def batch_options(ctx: click.Context, given: dict[str, Any]) -> list[str]:
     options = [f"--account={account}"] if account else []
     for line in table.get("directives", []):
         options += shlex.split(line)
-    if cpus := table.get("cpus"):
+    if cpus := given["cpus"] or table.get("cpus"):
         options.append(f"--cpus-per-task={cpus}")
     return options

@@ -224,7 +224,8 @@ def _recommendation(advice: Advice) -> list[str]:
     """What to ask for, and whether that is better than a batch job for each training."""
     row = advice.row()
     waiting = advice.waiting
-    nodes = f"{plural(row.nodes, 'node')} with {plural(row.gpus_per_node, 'GPU')}"
+    gpus = f"with {plural(row.gpus_per_node, 'GPU')}" if row.gpus_per_node else "without GPUs"
+    nodes = f"{plural(row.nodes, 'node')} {gpus}"
     where = f" in partition {row.partition}" if row.partition else ""
     if row.preempted:
         where += ", where more important jobs may end it,"
@@ -235,10 +236,10 @@ def _recommendation(advice: Advice) -> list[str]:
     else:
         waits = f"{clock(row.wait_s)} of it waiting ({_SAID[row.wait_source]})"
         when = f"all is done {end} after submission, {waits}"
+    cost = f" It takes {row.gpu_hours:.2f} GPU-hours." if row.gpus_per_node else ""
+    doubt = f" Give or take {advice.doubt:.0%} of the running time." if advice.doubt else ""
     return [
-        f"Ask for {nodes} for {limit(row.time_s)}{where}{times}: {when}."
-        f" It takes {row.gpu_hours:.2f} GPU-hours."
-        + (f" Give or take {advice.doubt:.0%} of the running time." if advice.doubt else ""),
+        f"Ask for {nodes} for {limit(row.time_s)}{where}{times}: {when}.{cost}{doubt}",
         *(_against(row, one, waiting=waiting) for one in advice.separate),
     ]
 

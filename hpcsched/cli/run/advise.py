@@ -170,7 +170,7 @@ def _advised(ctx: click.Context, path: Path, given: dict[str, Any]) -> tuple[Adv
         waiting=waiting,
         doubt=doubt,
         recommended=best.number,
-        command=_command(path, system, best),
+        command=_command(path, system, best, given["cpus"]),
         rows=marked,
         separate=tuple(_separate(work, partition, queue, waits, batch_options(ctx, given))),
         notes=tuple(notes),
@@ -178,12 +178,14 @@ def _advised(ctx: click.Context, path: Path, given: dict[str, Any]) -> tuple[Adv
     return advice, advice_text.about_profiles(work, doubt, partitions)
 
 
-def _command(path: Path, system: str, row: Row) -> str:
+def _command(path: Path, system: str, row: Row, cpus: int | None) -> str:
     """The command that makes the batch script of a row."""
     words = ["hpcsched", "script", "lsf" if system == "lsf" else "slurm", str(path)]
     if row.nodes > 1:
         words += ["--nodes", str(row.nodes)]
     words += ["--gpus-per-node", str(row.gpus_per_node), "--time", durations.limit(row.time_s)]
+    if cpus:
+        words += ["--cpus", str(cpus)]
     if row.partition:
         words += ["--partition", row.partition]
     return shlex.join(words)
@@ -222,7 +224,8 @@ def _separate(
             gpus=largest.gpus // largest.nodes,
             limit_s=min(longest_s, partition.limit_s or longest_s),
         )
-        block = replace(one, nodes=max(1, -(-total // max(1, there))), gpus=min(total, there))
+        nodes = max(largest.nodes, -(-total // max(1, there)))
+        block = replace(one, nodes=nodes, gpus=max(one.gpus, -(-total // nodes)))
         fits = block.nodes <= partition.nodes_for(block.gpus)
         if queue is not None and waits.given_s is None:
             asked = ask(queue, [one, block] if fits else [one], options=options, now=time.time)
@@ -230,6 +233,7 @@ def _separate(
             waits.refused |= asked.refused
         first, last = waits.of(one).seconds, waits.of(block).seconds if fits else None
         together_s = separate.together_s(made, room if queue else total)
+        worst_s = max(last or 0.0, first or 0.0) + separate.together_s(made, total)
         found.append(
             pages.Separate(
                 how=how,
@@ -240,7 +244,7 @@ def _separate(
                 wait_s=first,
                 wait_source=waits.of(one).source,
                 end_s=None if first is None else first + together_s,
-                end_high_s=None if last is None else last + separate.together_s(made, total),
+                end_high_s=None if last is None else worst_s,
                 least_s=together_s,
                 gpu_hours=separate.gpu_hours(made),
                 too_long=sum(one.seconds > (partition.limit_s or math.inf) for one in made),
