@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from hpcsched import durations
 from hpcsched.batch.command import RunCommand, command_output, run_command
 from hpcsched.batch.queue import JobTimes, Partition, Pending, Planned, Shape
-from hpcsched.batch.slurm_text import job_fields, queue_environ, submit_environ, utc_time
+from hpcsched.batch.slurm_submit import submit_environ
+from hpcsched.batch.slurm_text import job_fields, queue_environ, utc_time
 from hpcsched.errors import BatchError
 
 HOLD_S = 120.0

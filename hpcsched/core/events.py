@@ -395,11 +395,8 @@ class DeviceFound(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsJoined(Event):
-    """Hosts of another allocation have joined the run, with these devices and cores.
-
-    The numbers of the devices are none that the run has had in this life. `ends`: by host the time of the
-    run's clock at which its allocation ends (not named: never, or not known).
-    """
+    """Hosts of another allocation have joined, with devices and cores that the run has not had in this life.
+    `ends`: by host when its allocation ends, by the run's clock (not named: never, or not known)."""
 
     devices: tuple[Device, ...]
     cores: tuple[HostCores, ...] = ()
