@@ -1,13 +1,15 @@
 """Settings from files: site, user and project; which of them says what.
 
 Order: flag > HPCSCHED_* > the job file's [policy] > project file > user file > site file > default. Flags and
-environment are the command line's business; this reads the files below them.
+environment are the command line's business; this reads the files below them. What a site has locked or
+limited (`site_rules`) goes before all of it.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,10 @@ from hpcsched import trust
 from hpcsched.contract.schema import check, either, flag, many, number, one_of, printed, table, text, whole
 from hpcsched.errors import ConfigError
 from hpcsched.shipped import shipped
+from hpcsched.site_rules import SiteRules
+
+SITE_FILES = (Path(sys.prefix) / "etc/hpcsched/config.toml", Path("/etc/hpcsched/config.toml"))
+"""Files of a site: the one beside this installation, and over it this machine's."""
 
 PROJECT = "hpcsched.toml"
 """The project's file, in the working directory."""
@@ -65,11 +71,18 @@ KEYS = {
         many(printed(""), "", least=1),
     ),
     "notify_webhook": printed("the address that each message is posted to"),
+    "mps": flag("whether jobs may share GPUs by NVIDIA's MPS"),
+    "poll": number("seconds (10 or more) between two regular questions to the batch system", minimum=10),
+    "records": printed("a folder in which each run leaves a record of what its trainings used"),
+    "share": printed("a group whose members may watch runs, and not change them"),
     "script": table("a table: what `hpcsched script` writes"),
 }
 
 MEMORY = r"^\d{1,12}[KMGTkmgt]?$"
 """Memory as sbatch reads it: MiB, or with K, M, G or T."""
+
+FILE_ONLY = ("mps", "poll", "records")
+"""Keys without an option or a variable: a site's business, mostly."""
 
 SCRIPT_KEYS = {
     "time": either('the time limit: minutes, or "90m", "2h", "2:00:00", "1-12:00:00"', whole(""), text("")),
@@ -106,16 +119,20 @@ class Settings:
     values: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     passed_over: list[str] = field(default_factory=list)
+    rules: SiteRules = field(default_factory=SiteRules)
+    gave_way: dict[str, str] = field(default_factory=dict)
+    """By key a line on what a file says that gave way to a rule of the site."""
 
-    def read(self, path: Path, *, must: bool = False) -> None:
-        """Lay a file's settings over those so far; raises ConfigError for what it does not know."""
+    def read(self, path: Path, *, must: bool = False, site: bool = False) -> None:
+        """Lay a file's settings over those so far, a `site`'s with its rules; raises ConfigError for what it
+        does not know."""
         if not must and not path.exists():
             return
         try:
             content = path.read_bytes()
         except OSError as error:
             raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
-        self._take(path, content)
+        self._take(path, content, site=site)
 
     def read_found(self, path: Path, environ: Mapping[str, str]) -> None:
         """The same for a file that nobody has named: what others can write, only if the user accepted it."""
@@ -134,13 +151,19 @@ class Settings:
         how = "after reading it, accept it with `hpcsched config trust`"
         self.passed_over.append(f"{shown} is not obeyed, as {why}; {how}")
 
-    def _take(self, path: Path, content: bytes) -> None:
+    def _take(self, path: Path, content: bytes, *, site: bool = False) -> None:
         import tomllib  # most commands find no such file, and login nodes are slow
 
         try:
             given = tomllib.loads(content.decode())
         except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
             raise ConfigError(where=str(path), got=f"not valid TOML: {error}", accepted="TOML") from error
+        rules = SiteRules()
+        if site:
+            rules.take(given, KEYS, file=str(path))
+        elif wrong := [key for key in ("locked", "limits") if key in given]:
+            accepted = f"{wrong[0]} in a site's file ({', '.join(map(str, SITE_FILES))})"
+            raise ConfigError(where=str(path), key=wrong[0], got="not a site's file", accepted=accepted)
         check(given, KEYS, where=str(path), unknown="unknown setting")
         script = given.pop("script", {})
         check(script, SCRIPT_KEYS, where=str(path), prefix="script.", unknown="unknown setting")
@@ -148,8 +171,24 @@ class Settings:
             self.values["script"] = {**self.values.get("script", {}), **script}
             self.origins.update((f"script.{key}", str(path)) for key in script)
         for key, value in given.items():
-            self.values[key] = _as_a_flag(key, value)
-            self.origins[key] = str(path)
+            self._set(key, _as_a_flag(key, value), path)
+        self.rules.add(rules, self.values)
+
+    def _set(self, key: str, value: Any, path: Path) -> None:
+        """Take a value; a lock or a limit of a site's goes before it. A place that is not accepted is refused
+        where it is used: nothing can be taken in its stead."""
+        if instead := self.rules.instead(key, value):
+            self.gave_way[key] = f"{path}: {key} = {value} does not count; accepted: {instead}"
+            if key in self.rules.locked:
+                return
+            value = self.rules.nearest(key, value)
+        self.values[key] = value
+        self.origins[key] = str(path)
+
+    def keep_locked(self) -> None:
+        """Forget all values but those that are locked."""
+        self.values = {key: value for key, value in self.values.items() if key in self.rules.locked}
+        self.origins = {key: self.origins[key] for key in self.values}
 
 
 def _as_a_flag(key: str, value: Any) -> Any:
@@ -162,11 +201,16 @@ def _as_a_flag(key: str, value: Any) -> Any:
 def load(environ: Mapping[str, str], *, here: Path, config: Path | None = None) -> Settings:
     """The settings that apply in directory `here`; `config` replaces its project file.
 
-    HPCSCHED_SITE_CONFIG names the site's file, or by its bare name one that came with hpcsched.
+    HPCSCHED_SITE_CONFIG names the site's file, or by its bare name one that came with hpcsched. It takes the
+    place of SITE_FILES, but for what these have locked or limited.
     """
     settings = Settings()
+    for path in SITE_FILES:
+        settings.read(path, site=True)
+    if named := environ.get("HPCSCHED_SITE_CONFIG"):
+        settings.keep_locked()
+        settings.read(_site(named), site=True)
     user = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
-    settings.read(_site(environ.get("HPCSCHED_SITE_CONFIG") or "/etc/hpcsched/config.toml"))
     settings.read(user / "hpcsched" / "config.toml")
     if config is not None:
         settings.read(config, must=True)

@@ -12,6 +12,7 @@ from hpcsched.contract.schema import Accepted, options_of, required, whole
 from hpcsched.contract.strategies import KINDS, Strategy
 from hpcsched.jobfile import matrix
 from hpcsched.policy import POLICIES
+from hpcsched.site_rules import LIMIT_KEYS
 from hpcsched.tuning import command, search
 from hpcsched.tuning.space import KINDS as AXES
 
@@ -87,7 +88,18 @@ def searches() -> str:
 def settings() -> str:
     """The schema of settings files."""
     script = _table(_properties(config.SCRIPT_KEYS))
+    limit = _table(_properties(LIMIT_KEYS))
     keys = _properties(config.KEYS)
+    keys["locked"] = {
+        "type": "array",
+        "items": {"type": "string", "enum": [key for key in config.KEYS if key not in ("dir", "script")]},
+        "description": "in a site's file: settings that nobody sets otherwise",
+    }
+    keys["limits"] = {
+        "type": "object",
+        "additionalProperties": limit,
+        "description": "in a site's file: limits of settings",
+    }
     return _file("hpcsched settings", {**keys, "script": {**keys["script"], **script}}, [])
 
 

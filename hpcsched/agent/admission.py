@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hpcsched import jobfile, submission
 from hpcsched.agent.inbox import Answer, Command
+from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core import events as ev
 from hpcsched.core.definitions import differing, was_unsaid
 from hpcsched.core.jobs import Job
@@ -54,7 +55,7 @@ class Admission:
     models that share such devices. `stand_ins`: every job runs as a stand-in of its profile. `cores` is the
     most that a host has for jobs without GPUs. `memory_mib` is the memory of the largest GPU; None: not
     known. `devices` and `host_cores` are those of all hosts. `joinable`: others may come, so that a job need
-    not fit on these.
+    not fit on these. `mps`: whether jobs may share GPUs by MPS.
     """
 
     machine: Machine
@@ -68,6 +69,7 @@ class Admission:
     devices: Sequence[Device] = ()
     host_cores: Sequence[HostCores] = ()
     joinable: bool = False
+    mps: bool = True
 
     def events(
         self,
@@ -105,6 +107,11 @@ class Admission:
         machine = self.machine
         for job in () if self.joinable else jobs:
             self._check_fits(job, self.devices, gpus=gpus, where=where)
+        for job in jobs:
+            if not self.mps and job.env.get(LANE_MODE) == "mps":
+                accepted = "another mode: the settings here have mps = false (`hpcsched config show`)"
+                key = f"job {job.name}.env.{LANE_MODE}"
+                raise ConfigError(where=where, key=key, got="mps", accepted=accepted)
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in () if self.joinable else jobs:

@@ -39,7 +39,8 @@ class RunRequest:
     none. `joinable`: hosts of other allocations may join. `source` gives more jobs as the run goes on, all
     `like` one. `update`: what `jobs`, read in `workdir`, say of jobs that the run has already is taken.
     `retry`: all that failed run again. `comes_back` is how the run is to go on in another allocation:
-    "requeue", "chain" or "".
+    "requeue", "chain" or "". `mps`: jobs may share GPUs by NVIDIA's MPS. `poll_s`: the shortest period, in
+    seconds, at which the batch system is asked regularly; None: as the watch's own rules say.
     """
 
     dir: Path
@@ -67,3 +68,5 @@ class RunRequest:
     metrics_file: Path | None = None
     joinable: bool = False
     comes_back: str = ""
+    mps: bool = True
+    poll_s: float | None = None

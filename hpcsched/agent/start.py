@@ -151,7 +151,7 @@ def run(
             python=platform.python_version(),
         )
         new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
-        admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared)
+        admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared, mps=request.mps)
         edits = _edits(request, machine, admission, hosts)
         unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
         clock = RunClock(at=machine.run.now, speed=hosts.speed)
@@ -235,6 +235,7 @@ def run(
                 at_once=allocation.deadline is None,
                 deadline=allocation.deadline,
                 preemption=allocation.preemption,
+                least_s=request.poll_s,
             )
             stack.callback(watch.close)
         ending = AllocationEnd(
@@ -344,6 +345,8 @@ def _admission(
     find_profiles: FindProfiles,
     find_parallel: FindParallel,
     find_shared: FindShared,
+    *,
+    mps: bool,
 ) -> Admission:
     sizes = (device.memory_mib for device in hosts.inventory)
     return Admission(
@@ -358,6 +361,7 @@ def _admission(
         devices=hosts.inventory,
         host_cores=hosts.cores,
         joinable=hosts.remote is not None and hosts.remote.joinable,
+        mps=mps,
     )
 
 
@@ -374,7 +378,7 @@ def _submitted(
     _check_environments(request, new, hosts)
     if not new:
         return []
-    admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared)
+    admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared, mps=request.mps)
     return admission.events(new, at=machine.run.now, gpus=hosts.gpus_per_host, where=request.where)
 
 

@@ -31,6 +31,10 @@ COMPLETED = 200
 """Names that a shell is offered at most (chosen)."""
 
 
+WHAT_IF = frozenset({"simulate", "plan", "efficiency"})
+"""Commands that only ask what would be: no rule of a site's is about them."""
+
+
 class Number(click.FloatRange):
     """A number within bounds; nan, which is within any, is none."""
 
@@ -94,10 +98,38 @@ def variable(parameter: click.Parameter) -> str:
     return next((name for name in names if os.environ.get(name)), "")
 
 
+def by_the_site(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """The value of an option, if the site has not locked or limited it: raises ConfigError for another one.
+
+    A default gives way without a word, a settings file with one.
+    """
+    settings, key = ctx.find_root().obj, str(param.name)
+    if not isinstance(settings, config.Settings) or ctx.resilient_parsing or WHAT_IF & set(path_of(ctx)):
+        return value
+    source = ctx.get_parameter_source(key)
+    if source is click.core.ParameterSource.DEFAULT:
+        return settings.rules.nearest(key, value)
+    if source is click.core.ParameterSource.DEFAULT_MAP:
+        if line := settings.gave_way.get(key):
+            click.echo(f"hpcsched: {line}", err=True)
+        where, place = settings.origins.get(key, ""), key
+    else:
+        by_variable = source is click.core.ParameterSource.ENVIRONMENT
+        where, place = variable(param) if by_variable else param.opts[-1], ""
+    settings.rules.check(key, value, where=where, place=place)
+    return value
+
+
+def path_of(ctx: click.Context) -> list[str]:
+    """The names of the command and of those above it."""
+    return [str(ctx.info_name), *(path_of(ctx.parent) if ctx.parent else [])]
+
+
 def option(*names: str, **settings: Any) -> Callable[[F], F]:
     """A click option that can be given as HPCSCHED_<NAME> too; with `older` it is Renamed."""
     long = next(n for n in names if n.startswith("--")).partition("/")[0]
     settings.setdefault("envvar", config.environment_name(long.removeprefix("--")))
+    settings.setdefault("callback", by_the_site)
     if "older" in settings:
         older = config.environment_name(settings["older"].removeprefix("--"))
         settings |= {"cls": Renamed, "older_variable": older}

@@ -83,6 +83,10 @@ def test_every_setting_can_be_set_and_has_a_default_to_show(tmp_path: Path) -> N
         joinable = true
         notify = ["failure", "end"]
         notify_command = ["mail", "-s", "a b", "me"]
+        mps = false
+        poll = 120
+        records = "/srv/records"
+        share = "team"
         notify_webhook = "https://hooks.example.org/x"
         python = "/envs/a/bin/python"
         [policy_option]
@@ -115,3 +119,73 @@ def test_a_shipped_site_file_is_found_by_its_bare_name_and_right(path: Path, tmp
 def test_an_unknown_bare_name_lists_the_shipped_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'sumit'.*generic-lsf, generic-slurm, single-node, summit-like"):
         settings(tmp_path, HPCSCHED_SITE_CONFIG="sumit")
+
+
+RULES = """
+locked = ["records", "batch", "notify_webhook"]
+records = "/srv/records"
+batch = "slurm"
+max_restarts = 3
+policy = "planner"
+[limits]
+max_restarts = { most = 5 }
+monitor = { least = 5 }
+checkpoints = { below = ["/scratch"] }
+"""
+
+
+def test_what_a_site_has_locked_or_limited_goes_before_users_files(tmp_path: Path) -> None:
+    mine = 'batch = "none"\nmax_restarts = 9\nmonitor = 1\npolicy = "marble"\nnotify_webhook = "https://x"\n'
+    found = settings(tmp_path, site=RULES, project=mine)
+    assert found.values["batch"] == "slurm" and found.values["max_restarts"] == 5
+    assert found.values["monitor"] == 5 and found.values["policy"] == "marble"
+    assert "notify_webhook" not in found.values
+    assert set(found.gave_way) == {"batch", "max_restarts", "monitor", "notify_webhook"}
+    line = found.gave_way["max_restarts"]
+    assert (
+        "hpcsched.toml: max_restarts = 9 does not count; accepted: at most 5" in line and "site.toml" in line
+    )
+    with pytest.raises(
+        ConfigError, match=r"^--batch: lsf; accepted: slurm \(.*site\.toml has locked batch\)$"
+    ):
+        found.rules.check("batch", "lsf", where="--batch")
+    with pytest.raises(ConfigError, match="no value, so that the default counts"):
+        found.rules.check("notify_webhook", "https://x", where="HPCSCHED_NOTIFY_WEBHOOK")
+    found.rules.check("batch", "slurm", where="--batch")
+    found.rules.check("checkpoints", Path("/scratch/me/x"), where="--checkpoints")
+    for elsewhere in ("/scratchy/x", "/scratch/../home/me", "/home/me"):
+        with pytest.raises(ConfigError, match="a place below /scratch"):
+            found.rules.check("checkpoints", Path(elsewhere), where="--checkpoints")
+
+
+def test_rules_of_a_site_hold_whatever_a_variable_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HPCSCHED_SITE_CONFIG brings other values, but no way around locks."""
+    (tmp_path / "etc.toml").write_text(RULES)
+    monkeypatch.setattr(config, "SITE_FILES", (tmp_path / "etc.toml",))
+    found = settings(
+        tmp_path, site='batch = "none"\nmax_restarts = 8\n[limits]\nmax_restarts = { most = 99 }\n'
+    )
+    assert found.values["batch"] == "slurm" and found.values["max_restarts"] == 5
+    assert "policy" not in found.values, "the other file takes the place of what is not locked"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('locked = ["polcy"]', "locked: 'polcy'"),
+        ('locked = "policy"', "a list of settings"),
+        ("[limits]\npolicy = { most = 3 }", "limits.policy: not one; accepted: a setting with limits"),
+        ("[limits]\nmonitor = { below = ['/x'] }", "limits.monitor.below"),
+        ("[limits]\nmonitor = { least = 9, most = 5 }", "a least that is not above the most"),
+        ("[limits]\ncheckpoints = { below = ['x'] }", "absolute paths"),
+        ("max_restarts = 9\n[limits]\nmax_restarts = { most = 5 }", "9, beside its own limit"),
+    ],
+)
+def test_wrong_rules_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(tmp_path, site=text)
+    assert said in str(caught.value)
+    with pytest.raises(ConfigError, match="not a site's file"):
+        settings(tmp_path, project=text.replace("max_restarts = 9\n", ""))

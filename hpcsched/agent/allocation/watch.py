@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from dataclasses import dataclass, field
+from math import inf
 from queue import SimpleQueue
 
 from hpcsched.batch.base import BatchSystem, EndReason, Preemption
 from hpcsched.errors import BatchError
 
 PERIOD_S = 60.0
-"""How often the batch system is asked for the end time, and at most told a comment (chosen)."""
+"""How often the batch system is asked for the end time near the end, and where none is known (chosen)."""
+
+LONGEST_PERIOD_S, LEFT_FRACTION = 600.0, 0.05
+"""How often it is asked before: after this part of the time left, at most so long (chosen). One controller
+serves all runs of a site."""
+
+JITTER = 0.1
+"""By so much a period may be shorter: runs that began together do not ask together for ever (chosen)."""
 
 PREEMPTIBLE_PERIOD_S, GRACE_FRACTION = 10.0, 0.1
 """How often it is asked in a preemptible job: after this, or this part of the time of grace (chosen)."""
@@ -44,22 +53,32 @@ class EndTimeAnswer:
     asked_at: float = field(default_factory=time.monotonic)
 
 
-def period_s(preemption: Preemption | None) -> float:
-    """The period, in seconds, at which the end of an allocation is asked for."""
+def period_s(
+    preemption: Preemption | None, left_s: float | None = None, least_s: float | None = None
+) -> float:
+    """The period, in seconds, at which the end of an allocation is asked for.
+
+    `left_s`: until the known end; None: none is known, inf: there is none. `least_s`: the shortest period
+    that the site wants, which goes before all else.
+    """
     if preemption is None:
-        return PERIOD_S
-    if preemption.grace_s is None:
-        return PREEMPTIBLE_PERIOD_S
-    return max(MIN_PERIOD_S, min(PREEMPTIBLE_PERIOD_S, preemption.grace_s * GRACE_FRACTION))
+        wanted = PERIOD_S if left_s is None else left_s * LEFT_FRACTION
+        period = min(max(PERIOD_S, wanted), LONGEST_PERIOD_S)
+    elif preemption.grace_s is None:
+        period = PREEMPTIBLE_PERIOD_S
+    else:
+        period = max(MIN_PERIOD_S, min(PREEMPTIBLE_PERIOD_S, preemption.grace_s * GRACE_FRACTION))
+    return max(period, least_s or 0.0)
 
 
 class AllocationWatch:
-    """Asks for the end time every `period_s`, and sets the job's comment at most every PERIOD_S.
+    """Asks for the end time every `period_s`, and sets the job's comment at most as often.
 
     Args:
         at_once: ask the first time now.
         deadline: the end that is known already, as a Unix time.
         preemption: the rules of a preemptible job; an end that moves nearer makes it ask for the reason.
+        least_s: the shortest period, see `period_s`.
     """
 
     def __init__(
@@ -69,9 +88,10 @@ class AllocationWatch:
         at_once: bool = False,
         deadline: float | None = None,
         preemption: Preemption | None = None,
+        least_s: float | None = None,
     ) -> None:
-        self._batch, self._period_s = batch, period_s(preemption)
-        self._preemptible, self._deadline = preemption is not None, deadline
+        self._batch, self._preemption, self._least_s = batch, preemption, least_s
+        self._deadline, self._known = deadline, deadline is not None
         self.kill_wait_s: float | None = None
         """Seconds from the first signal that ends the job to SIGKILL; None: not known (yet)."""
         self.comment = ""
@@ -109,7 +129,7 @@ class AllocationWatch:
         self._wake.set()
 
     def _run(self) -> None:
-        wait_s, tries = 0.0, 0
+        wait_s, tries, first = 0.0, 0, True
         while True:
             self._wake.wait(wait_s)
             asked = self._wake.is_set()
@@ -128,7 +148,15 @@ class AllocationWatch:
                 tries += 1
                 self.kill_wait_s = self._batch.kill_wait()
             self._tell()
-            wait_s = REASON_RETRY_S if self._why.is_set() else self._period_s
+            wait_s = REASON_RETRY_S if self._why.is_set() else self._next_s(first)
+            first = False
+
+    def _next_s(self, first: bool) -> float:
+        """The time until the next question; the first comes soon, as it brings the first comment too."""
+        left_s = None
+        if self._known and not first:
+            left_s = inf if self._deadline is None else self._deadline - time.time()
+        return period_s(self._preemption, left_s, self._least_s) * (1.0 - random.uniform(0.0, JITTER))
 
     def _end(self) -> EndTimeAnswer:
         known, asked_at = self._deadline, time.monotonic()
@@ -138,9 +166,9 @@ class AllocationWatch:
             return EndTimeAnswer(error=str(error))
         except Exception as error:  # whatever a binding raises: the next question may do better
             return EndTimeAnswer(error=f"the end time cannot be had: {error!r}")
-        end = self._deadline
+        end, self._known = self._deadline, True
         sooner = end is not None and (known is None or end < known - MIN_CHANGE_S)
-        reason = self._reason() if sooner and self._preemptible else None
+        reason = self._reason() if sooner and self._preemption else None
         return EndTimeAnswer(deadline=end, reason=reason, asked_at=asked_at)
 
     def _reason(self) -> EndReason:
@@ -151,7 +179,7 @@ class AllocationWatch:
 
     def _tell(self) -> None:
         text = self.comment
-        if text == self._said or time.monotonic() < self._commented_at + PERIOD_S:
+        if text == self._said or time.monotonic() < self._commented_at + PERIOD_S * (1.0 - JITTER):
             return
         try:
             self._batch.comment(text)

@@ -108,7 +108,12 @@ def for_run(
             make_policy(name or DEFAULT, below, where=_place_of_options(settings))
     in_file = file is not None and (file.policy or DEFAULT) == (name or DEFAULT)
     make_policy(name or DEFAULT, given)
-    return name, {**below, **(file.policy_options if file and in_file else {}), **given}
+    options = {**below, **(file.policy_options if file and in_file else {}), **given}
+    if name:
+        settings.rules.check("policy", name, where="the policy of this run")
+    if options:
+        settings.rules.check("policy_option", options, where="the options of its policy")
+    return name, options
 
 
 def for_simulation(

@@ -39,6 +39,7 @@ from hpcsched.cli.run.observers import Display, Observers
 from hpcsched.cli.run.staying import staying_options
 from hpcsched.client.waiting import waiting_names
 from hpcsched.contract.exits import WORK_LEFT
+from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError, HpcschedError
@@ -287,6 +288,14 @@ def conduct(
     others = policies.names_in(",".join(compare), where="--compare") if compare else []
     if gantt:
         check_chart(gantt)
+    rules = ctx.obj.rules
+    rules.check("dir", rundir.root, where="the run directory")
+    place = checkpoints or rundir.root
+    rules.check("checkpoints", place, where="--checkpoints" if checkpoints else "checkpoints in --dir")
+    mps = bool(ctx.obj.values.get("mps", True))
+    if not mps and os.environ.get(LANE_MODE) == "mps":
+        accepted = "another mode: the settings here have mps = false"
+        raise ConfigError(where=LANE_MODE, got="mps", accepted=accepted)
     store = database_path(database)
     find = profile_finder(profiles, store)
     on_terminal = sys.stderr.isatty() and not quiet
@@ -321,6 +330,8 @@ def conduct(
         metrics_file=_checked(metrics_file) if metrics_file else None,
         joinable=joinable,
         comes_back="requeue" if requeue else "chain" if chain else "",
+        mps=mps,
+        poll_s=ctx.obj.values.get("poll"),
     )
     allocation = waited.begun(system.kind)
     with observers:

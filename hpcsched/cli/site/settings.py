@@ -40,6 +40,10 @@ DEFAULTS: dict[str, Any] = {
     "notify": "failure,drain,disk,end, with a command or a webhook",
     "notify_command": "none",
     "notify_webhook": "none",
+    "mps": True,
+    "poll": 60.0,
+    "records": "none",
+    "share": "nobody",
     "python": "the first in PATH with hpcsched-worker and torch, else hpcsched's own",
 }
 
@@ -59,7 +63,7 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
     Those of the table [script] are listed as script.KEY, as far as a file sets them.
     """
     settings: config.Settings = ctx.find_root().obj
-    for line in settings.passed_over:
+    for line in (*settings.passed_over, *settings.gave_way.values()):
         click.echo(f"hpcsched: {line}", err=True)
     found = rows(settings)
     if as_json:
@@ -75,15 +79,20 @@ def rows(settings: config.Settings) -> list[tuple[str, Any, str]]:
     found: list[tuple[str, Any, str]] = []
     for key, default in DEFAULTS.items():
         variable = config.environment_name(key)
-        if settings.origins.get(key) in ("--dir", "HPCSCHED_DIR"):
+        if key in settings.rules.locked:
+            value = settings.values.get(key, default)
+            source = f"locked by {settings.rules.locked[key]}"
+        elif settings.origins.get(key) in ("--dir", "HPCSCHED_DIR"):
             value, source = settings.values[key], settings.origins[key]
-        elif os.environ.get(variable):
+        elif os.environ.get(variable) and key not in config.FILE_ONLY:
             value, source = os.environ[variable], variable
         elif key in settings.values:
             value, source = settings.values[key], settings.origins[key]
         else:
-            value, source = default, "default"
-        found.append((key, REMOVED if key == "notify_webhook" and source != "default" else value, source))
+            value, source = settings.rules.nearest(key, default), "default"
+        if limit := settings.rules.limits.get(key):
+            source += f"; {limit}, by {limit.file}"
+        found.append((key, REMOVED if key == "notify_webhook" and value != default else value, source))
     script = settings.values.get("script", {})
     return found + [(f"script.{key}", script[key], settings.origins[f"script.{key}"]) for key in script]
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,18 @@ def test_what_is_counted_on_of_the_time_before_sigkill(wait_s: float | None, cou
 def test_the_end_is_asked_for_often_where_hosts_may_be_taken(grace_s: float | None, every_s: float) -> None:
     assert period_s(Preemption(grace_s=grace_s, requeues=True)) == every_s
     assert period_s(None) == 60.0
+
+
+def test_the_batch_system_is_asked_ever_more_often_towards_the_end_and_bears_300_runs() -> None:
+    """The later an end that moved is known, the more is left; and a site may ask for less."""
+    hours = [period_s(None, left_s=3600 * h) for h in (48, 3, 1, 0.25, 0.01)]
+    assert hours == [600, 540, 180, 60, 60] and period_s(None, left_s=inf) == 600
+    left, asked = 4 * 3600.0, 0
+    while left > 0:
+        left, asked = left - period_s(None, left), asked + 1
+    assert asked <= 100 and 300 * asked / (4 * 3600) <= 2.1, "questions a second of 300 runs of four hours"
+    preempted = Preemption(grace_s=None, requeues=True)
+    assert period_s(preempted, 60, least_s=30) == 30 and period_s(None, 7200, least_s=30) == 360
 
 
 # --- what the agent makes of it --------------------------------------------------------------
