@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ from hpcsched.agent.job_use import JobUseRecord, read_processes
 from hpcsched.agent.launch_plans import Site
 from hpcsched.agent.metrics_file import MetricsFile
 from hpcsched.agent.save_room import SaveRoom, places_of
+from hpcsched.agent.site_record import SiteRecord
 from hpcsched.contract import files
 from hpcsched.core.machine import Machine
 from hpcsched.devices.base import Sample
@@ -38,6 +39,8 @@ def alongside(
     sample: Callable[[int], Sample | None],
     here: bool,
     metrics_file: Path | None,
+    records: Path | None,
+    allocation: Mapping[str, str | None],
     tell: Tell,
     closing: ExitStack,
 ) -> Sequence[Look]:
@@ -47,6 +50,8 @@ def alongside(
         sample: the newest sample of a device.
         here: whether all jobs run on this host.
         metrics_file: what is written for Prometheus; None: nothing.
+        records: the site's folder of records; None: there is none.
+        allocation: the batch job, for these.
         tell: shows people a line.
         closing: what has to be closed at the end.
     """
@@ -75,6 +80,19 @@ def alongside(
         )
         closing.callback(metrics.close)
         looks.append(metrics.look)
+    if records is not None:
+        record = SiteRecord(
+            records,
+            machine,
+            uses=site.rundir.job_use,
+            user=site.user,
+            run_id=site.run_id,
+            allocation=allocation,
+            speed=site.speed,
+            tell=lambda text: say(text, ""),
+        )
+        closing.callback(record.close)
+        looks.append(record.look)
     if site.stand_ins:
         return looks
     processes = read_processes if here else None

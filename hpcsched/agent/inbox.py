@@ -23,6 +23,10 @@ from hpcsched.printing import printable
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, agent_works
 
+PERIOD_S, QUIET_PERIOD_S, QUIET_AFTER_S = 0.25, 1.0, 60.0
+"""How often an agent reads its inbox, and how often when nothing has come for so long (chosen): it is
+a question to the shared filesystem."""
+
 AGENT_CHECK_EVERY_S = 0.5
 """How often a sender that waits checks that the agent still lives (chosen)."""
 
@@ -134,6 +138,7 @@ class Inbox:
         self._stuck: set[str] = set()
         self._answers: deque[tuple[float, str]] = deque()
         self._begun = f"{time.time_ns():020d}"
+        self._heard = time.monotonic()
         self.refused: list[str] = []
         """Why commands were refused that had waited for this agent: their senders are gone."""
         for old in self._ack.iterdir():
@@ -150,8 +155,13 @@ class Inbox:
         except OSError:
             return []
         found = [(name, self._read(self._new / name)) for name in names if name not in self._stuck]
+        self._heard = time.monotonic() if found else self._heard
         _give_names_up([command for _, command in found if isinstance(command, Command)])
         return found
+
+    def period_s(self, now: float) -> float:
+        """Seconds until it is to be read again, by the monotonic clock."""
+        return QUIET_PERIOD_S if now - self._heard > QUIET_AFTER_S else PERIOD_S
 
     @staticmethod
     def _read(path: Path) -> Command | str:

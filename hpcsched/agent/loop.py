@@ -24,9 +24,6 @@ from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
 
-INBOX_PERIOD_S = 0.25
-"""How often the inbox is read (chosen)."""
-
 PROGRESS_PERIOD_S = 10.0
 """How often progress goes into the journal (chosen): after a node crash, lost steps are counted from it."""
 
@@ -320,8 +317,8 @@ class Agent:
 
     def _inbox_events(self, now: float) -> bool:
         """Carry out what is in the inbox; whether there was anything."""
-        self._inbox_due = now + INBOX_PERIOD_S
         commands = self._r.inbox.read()
+        self._inbox_due = now + self._r.inbox.period_s(now)
         for name, command in commands:
             answer = self._carry_out(name, command)
             if answer.error:

@@ -145,7 +145,7 @@ def run(
             began=time.time(),
             devices=request.devices,
             policy=policy,
-            allocation={"kind": allocation.kind, "id": allocation.id, "cluster": allocation.cluster},
+            allocation=described(allocation),
             environment=request.environment,
             checkpoints=str(request.checkpoints or ""),
             python=platform.python_version(),
@@ -278,6 +278,8 @@ def run(
                 sample=gpu_watch.sample,
                 here=not hosts.remote,
                 metrics_file=request.metrics_file,
+                records=request.records,
+                allocation=record.allocation,
                 tell=observer.message,
                 closing=stack,
             ),
@@ -332,6 +334,13 @@ def run(
             killed=agent.killed,
             refused=resources.inbox.refused,
         )
+
+
+def described(allocation: Allocation) -> dict[str, str | None]:
+    """What is kept of the batch job."""
+    known = {"account": allocation.account, "partition": allocation.partition}
+    about = {"kind": allocation.kind, "id": allocation.id, "cluster": allocation.cluster}
+    return about | {key: value for key, value in known.items() if value}
 
 
 def _here(request: RunRequest, allocation: Allocation) -> Hosts:

@@ -44,9 +44,10 @@ class Allocation:
     the Unix time by which we must be gone, None if there is none or it is not known. `restart_count` counts
     how often the batch system has put this job back into its queue. `here` is the name, among `hosts`, of the
     host this process is on; None on a launch node, which is not one of them. `cluster` is the name of the
-    cluster whose id `id` is, where there may be several; None where it is not told. `preemption` is set
-    where the batch system takes hosts away for more important jobs, and leaves a time of grace of which we
-    hear only if we ask.
+    cluster whose id `id` is, where there may be several; None where it is not told, as `account` and
+    `partition` (LSF: project and queue), which are for records alone. `preemption` is set where the batch
+    system takes hosts away for more important jobs, and leaves a time of grace of which we hear only if we
+    ask.
 
     `refused`: of "requeue" and "chain" those that cannot be, each with the reason in words; `notes` are
     sentences on what of this allocation cannot be used, or not as elsewhere.
@@ -62,6 +63,8 @@ class Allocation:
     restart_count: int = 0
     here: str | None = None
     cluster: str | None = None
+    account: str | None = None
+    partition: str | None = None
     preemption: Preemption | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

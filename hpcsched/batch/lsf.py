@@ -98,6 +98,8 @@ class Lsf:
             hosts=tuple(hosts),
             deadline=self._end,
             restart_count=1 if self._environ.get("LSB_RESTART", "").upper() == "Y" else 0,
+            account=self._environ.get("LSB_PROJECT_NAME") or None,
+            partition=self._environ.get("LSB_QUEUE") or None,
             here=here,
             ends_by=frozenset({signal.SIGTERM} if interactive else {signal.SIGINT, signal.SIGTERM}),
             signals_all=SIGNALS_ALL,

@@ -110,6 +110,8 @@ class Slurm:
             restart_count=self._restarts(),
             here=here,
             cluster=self._environ.get("SLURM_CLUSTER_NAME") or None,
+            account=self._environ.get("SLURM_JOB_ACCOUNT") or None,
+            partition=self._environ.get("SLURM_JOB_PARTITION") or None,
             preemption=self._preemption(),
             refused=slurm_notes.refused(fields, missing, het=self._is_heterogeneous()),
             notes=tuple(slurm_notes.notes(fields, missing, self._environ, end_known=deadline is not None)),

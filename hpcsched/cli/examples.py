@@ -58,7 +58,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched report hpcsched-run hpcsched-run-2 -o both.html",
         "hpcsched report --serve",
     ),
-    "efficiency": ("hpcsched efficiency", "hpcsched efficiency train --json"),
+    "efficiency": (
+        "hpcsched efficiency",
+        "hpcsched efficiency train --json",
+        "hpcsched efficiency --records /srv/hpcsched-records --by account,month --csv",
+    ),
     "clean": (
         "hpcsched clean",
         "hpcsched clean --older-than 30d",

@@ -77,3 +77,13 @@ def read(path: Path) -> dict[tuple[int, bool], JobUse]:
     for use in read_lines(path, JobUse, most_bytes=2 * MOST_BYTES):
         found.setdefault((use.job, use.shared), JobUse(job=use.job, shared=use.shared)).add(use)
     return found
+
+
+def read_attempts(path: Path) -> dict[tuple[int, int], JobUse]:
+    """The same of each attempt, by its job's id and its number, of what was not several jobs' at once."""
+    found: dict[tuple[int, int], JobUse] = {}
+    for use in read_lines(path, JobUse, most_bytes=2 * MOST_BYTES):
+        if not use.shared:
+            key = use.job, use.attempt
+            found.setdefault(key, JobUse(job=use.job, attempt=use.attempt)).add(use)
+    return found

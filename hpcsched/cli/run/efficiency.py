@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -45,16 +46,40 @@ MOSTLY = 0.9
     shell_complete=policies.complete,
     help="Also what these policies would have taken: modelled, by the simulator.",
 )
+@click.option(
+    "--records",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Sums of a site's records in this folder.",
+)
+@click.option("--by", metavar="KEY,...", help="With --records: what to sum by (user,account,month).")
+@click.option("--csv", "as_csv", is_flag=True, help="With --records: print CSV.")
 @json_option
 @click.pass_context
 def efficiency(
-    ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, policy: str | None, as_json: bool
+    ctx: click.Context,
+    jobs: tuple[str, ...],
+    dir_: str | None,
+    policy: str | None,
+    records: Path | None,
+    by: str | None,
+    as_csv: bool,
+    as_json: bool,
 ) -> None:
     """What jobs (default: all) made of the GPUs that they held.
 
     Held, overhead and lost are by the journal; how busy devices were, their energy, CPU time and memory were
-    sampled while the jobs ran. "-" is what was not measured.
+    sampled while the jobs ran. "-" is what was not measured. With --records: what all runs of a site did.
     """
+    asked = ctx.get_parameter_source("records") is click.core.ParameterSource.COMMANDLINE
+    if records is not None and asked:
+        from hpcsched.cli.run.efficiency_records import USUAL, show
+
+        if jobs or dir_ or (as_csv and as_json):
+            raise click.UsageError("--records is of all runs: give no job and no --dir, and one form")
+        return show(records, by=by or USUAL, as_csv=as_csv, as_json=as_json)
+    if by or as_csv:
+        raise click.UsageError("--by and --csv go with --records")
     from hpcsched.cli.run.efficiency_of import efficiency_of
     from hpcsched.policy import make_policy
     from hpcsched.store import job_use

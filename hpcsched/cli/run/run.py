@@ -332,6 +332,7 @@ def conduct(
         comes_back="requeue" if requeue else "chain" if chain else "",
         mps=mps,
         poll_s=ctx.obj.values.get("poll"),
+        records=Path(ctx.obj.values["records"]) if "records" in ctx.obj.values else None,
     )
     allocation = waited.begun(system.kind)
     with observers:
