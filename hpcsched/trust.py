@@ -11,6 +11,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpcsched.accounts import name_of
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, ConfigError
 
@@ -36,7 +37,7 @@ def read(path: Path) -> tuple[bytes, str]:
     ours = (os.geteuid(), 0)
     for what, found in (("it", facts), ("it", link), ("its directory", folder)):
         if found.st_uid not in ours:
-            return content, f"{what} belongs to {_name(found.st_uid)}"
+            return content, f"{what} belongs to {name_of(found.st_uid)}"
     if facts.st_mode & stat.S_IWOTH:
         return content, "everybody may write it"
     if folder.st_mode & stat.S_IWOTH and not folder.st_mode & stat.S_ISVTX:
@@ -69,12 +70,3 @@ def _mark(path: Path, content: bytes, environ: Mapping[str, str]) -> Path:
     base = Path(state) if state.startswith("/") else Path(environ.get("HOME") or "/") / ".local/state"
     name = hashlib.sha256(os.fsencode(path.resolve()) + b"\0" + content).hexdigest()
     return base / "hpcsched" / "trusted" / name
-
-
-def _name(uid: int) -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"

@@ -23,6 +23,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.jobfile.needs import check_needs
 from hpcsched.planning.jobs.costs import require_profiles
 from hpcsched.policy.cpu.configurations import Rules
+from hpcsched.redaction import is_secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,8 @@ class Admission:
     models that share such devices. `stand_ins`: every job runs as a stand-in of its profile. `cores` is the
     most that a host has for jobs without GPUs. `memory_mib` is the memory of the largest GPU; None: not
     known. `devices` and `host_cores` are those of all hosts. `joinable`: others may come, so that a job need
-    not fit on these. `mps`: whether jobs may share GPUs by MPS.
+    not fit on these. `mps`: whether jobs may share GPUs by MPS. `watched`: others may
+    read what is on record of jobs.
     """
 
     machine: Machine
@@ -70,6 +72,7 @@ class Admission:
     host_cores: Sequence[HostCores] = ()
     joinable: bool = False
     mps: bool = True
+    watched: bool = False
 
     def events(
         self,
@@ -112,6 +115,10 @@ class Admission:
                 accepted = "another mode: the settings here have mps = false (`hpcsched config show`)"
                 key = f"job {job.name}.env.{LANE_MODE}"
                 raise ConfigError(where=where, key=key, got="mps", accepted=accepted)
+            if self.watched and (secret := next(filter(is_secret, job.env), None)):
+                accepted = "it in the environment of `hpcsched run` or in a file: others may watch this run"
+                key = f"job {job.name}.env.{secret}"
+                raise ConfigError(where=where, key=key, got="a secret, by its name", accepted=accepted)
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in () if self.joinable else jobs:

@@ -48,6 +48,7 @@ from hpcsched.core.model import Kind, Progress
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Launcher, Workers
 from hpcsched.printing import printable
+from hpcsched.watchers import make_folder
 
 RECORD_PERIOD_S = 1.0
 """How often the records of running jobs are looked at for periodic checkpoints."""
@@ -140,7 +141,7 @@ class Effects:
             if told is None or not self._launcher.ready_for(told):
                 self._waiting.put_off(action)
                 return []
-            folder.mkdir(mode=0o700, exist_ok=True)
+            make_folder(folder)
             put_layers(job, self._site, devices[0].kind, folder)
             remove_attempt_files(folder, action.attempt, held=job.id not in self._launcher.keeping())
             if action.anew:

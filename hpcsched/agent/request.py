@@ -41,7 +41,8 @@ class RunRequest:
     `retry`: all that failed run again. `comes_back` is how the run is to go on in another allocation:
     "requeue", "chain" or "". `mps`: jobs may share GPUs by NVIDIA's MPS. `poll_s`: the shortest period, in
     seconds, at which the batch system is asked regularly; None: as the watch's own rules say.
-    `records`: the site's folder of records.
+    `records`: the site's folder of records. `share`: the group, by id, that may watch
+    the run.
     """
 
     dir: Path
@@ -72,3 +73,4 @@ class RunRequest:
     mps: bool = True
     poll_s: float | None = None
     records: Path | None = None
+    share: int | None = None

@@ -98,9 +98,9 @@ def run(
             if not rundir.begun:
                 # Bad input leaves nothing behind.
                 _submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel, find_shared)
-        rundir.make()
+        rundir.make(share=request.share)
         stack.callback(take_run_lock(rundir, resume=request.resume).release)
-        rundir.make()  # `clean` may have removed folders before we had the lock
+        rundir.make(share=request.share)  # `clean` may have removed folders before we had the lock
         refuse_other_run(rundir, resume=request.resume)  # begun and ended meanwhile
         refuse_lost_journal(rundir)
         rundir.sweep()
@@ -151,7 +151,7 @@ def run(
             python=platform.python_version(),
         )
         new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
-        admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared, mps=request.mps)
+        admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared, request)
         edits = _edits(request, machine, admission, hosts)
         unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
         clock = RunClock(at=machine.run.now, speed=hosts.speed)
@@ -354,8 +354,7 @@ def _admission(
     find_profiles: FindProfiles,
     find_parallel: FindParallel,
     find_shared: FindShared,
-    *,
-    mps: bool,
+    request: RunRequest,
 ) -> Admission:
     sizes = (device.memory_mib for device in hosts.inventory)
     return Admission(
@@ -370,7 +369,8 @@ def _admission(
         devices=hosts.inventory,
         host_cores=hosts.cores,
         joinable=hosts.remote is not None and hosts.remote.joinable,
-        mps=mps,
+        mps=request.mps,
+        watched=request.share is not None,
     )
 
 
@@ -387,7 +387,7 @@ def _submitted(
     _check_environments(request, new, hosts)
     if not new:
         return []
-    admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared, mps=request.mps)
+    admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared, request)
     return admission.events(new, at=machine.run.now, gpus=hosts.gpus_per_host, where=request.where)
 
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpcsched import config
+from hpcsched.accounts import name_of
 from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
 from hpcsched.printing import json_for_terminals, printable, suggestion
 from hpcsched.store import run_folders
-from hpcsched.store.rundir import RunDir
+from hpcsched.store.rundir import RunDir, RunDirError
 from hpcsched.store.status import JobStatus, Status, is_abandoned
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 COMPLETED = 200
 """Names that a shell is offered at most (chosen)."""
 
+
+CHANGING = frozenset(
+    {"run", "tune", "join", "submit", "drain", "cancel", "hold", "release", "suspend", "resume", "retry"}
+)
+"""Commands that change a run: only its owner's."""
 
 WHAT_IF = frozenset({"simulate", "plan", "efficiency"})
 """Commands that only ask what would be: no rule of a site's is about them."""
@@ -165,6 +171,15 @@ def find_run(ctx: click.Context, dir_: str | None, *, begins: bool = False) -> R
     Raises NewerRun if a newer hpcsched has written there.
     """
     rundir = RunDir(run_folder(ctx, dir_, begins=begins))
+    if rundir.owner not in (None, os.geteuid()):
+        if ctx.info_name in CHANGING:
+            rundir.refuse_others()
+        if not os.access(rundir.root, os.R_OK | os.X_OK):
+            raise RunDirError(
+                f"{rundir.root} is the run of {name_of(rundir.owner)}, who has not shared it with you"
+            )
+        whose = f"this is the run of {name_of(rundir.owner)}: you can watch it, and not change it"
+        say(f"hpcsched: {whose}", err=True)
     rundir.refuse_newer()
     return rundir
 

@@ -52,6 +52,7 @@ from hpcsched.launch.spawn import (
 from hpcsched.launch.surroundings import Surroundings, shown
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
+from hpcsched.watchers import let_read
 
 _TRANSIENT = frozenset(
     {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
@@ -409,6 +410,7 @@ def _open_output(path: Path) -> int:
         except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(path, flags, 0o600)
+        let_read(descriptor, path.parent)
     except OSError as error:
         if error.errno == errno.ENXIO and path.is_fifo():
             error.strerror = "a pipe that nobody reads"

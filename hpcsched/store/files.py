@@ -7,13 +7,16 @@ import os
 from pathlib import Path
 
 from hpcsched.errors import StoreError
+from hpcsched.watchers import mode_in
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
-    """Replace the file `path` by `data`; `durable`: wait until it is on disk. `mode`: who may read it.
+def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int | None = None) -> None:
+    """Replace the file `path` by `data`; `durable`: wait until it is on disk. `mode`: who may read it; None:
+    as its folder says, see `watchers`.
 
     Raises StoreError if it cannot be written; the old file is untouched then.
     """
+    mode = mode_in(path.parent) if mode is None else mode
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

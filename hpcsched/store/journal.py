@@ -24,6 +24,7 @@ from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store.rundir import NewerRun
 from hpcsched.store.spare import preallocate
+from hpcsched.watchers import let_read
 
 VERSION = 1
 
@@ -182,6 +183,7 @@ class Journal:
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
+            let_read(self._descriptor, path.parent)
             os.ftruncate(self._descriptor, length)
             os.lseek(self._descriptor, length, os.SEEK_SET)
         except OSError as error:

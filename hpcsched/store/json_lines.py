@@ -11,6 +11,7 @@ import msgspec
 
 from hpcsched.decoding import decode, read_file
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.watchers import let_read
 
 T = TypeVar("T")
 
@@ -49,6 +50,8 @@ def append_lines(path: Path, rows: Iterable[msgspec.Struct], *, most_bytes: int)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         size = os.fstat(descriptor).st_size
+        if not size:
+            let_read(descriptor, path.parent)
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             lines = b"\n" + lines  # the line before is torn
         if size + len(lines) > most_bytes:

@@ -14,6 +14,8 @@ from pathlib import Path
 import msgspec
 
 import hpcsched
+from hpcsched import watchers
+from hpcsched.accounts import name_of
 from hpcsched.contract import files
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.core.environments import PythonEnvironment
@@ -30,6 +32,8 @@ SNAPSHOT_PERIOD_S = STALE_AFTER_S / 3
 MAX_SNAPSHOT_BYTES = 2**30
 """The longest snapshot that is read (chosen): it takes some 350 bytes a job."""
 
+
+_WATCHED = ("run.json", "status.json", "journal.jsonl", "device-use.jsonl", "job-use.jsonl")
 
 CLEANED = "cleaned.json"
 """In a run directory: what `clean` removes of it, or has removed. An agent that begins takes it away."""
@@ -140,22 +144,40 @@ class RunDir:
         """The folder of a job."""
         return self.root / files.JOBS / str(job_id)
 
-    def make(self) -> None:
+    @property
+    def owner(self) -> int | None:
+        """The user whose run it is, by id; None: it is not there."""
+        try:
+            return self.root.stat().st_uid
+        except OSError:
+            return None
+
+    def refuse_others(self) -> None:
+        """Raise RunDirError where the run is somebody else's: it may be watched, and not changed."""
+        if self.owner not in (None, os.geteuid()):
+            raise RunDirError(
+                f"{self.root} is the run of {name_of(self.owner)}, not yours: look at it"
+                " (status, top, explain, report, metrics, logs), or choose another --dir"
+            )
+
+    def make(self, *, share: int | None = None) -> None:
         """Create the directory and its folders, for this user only.
 
-        Raises RunDirError if it cannot be written or belongs to somebody else.
+        `share`: a group, by id, that may read them, but for the inbox; None: as it is. Raises RunDirError if
+        it cannot be written or belongs to somebody else.
         """
+        self.refuse_others()
         inside = (self.inbox, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / files.JOBS)
         try:
             self.root.parent.mkdir(parents=True, exist_ok=True)
             for folder in (self.root, *inside):
                 folder.mkdir(mode=0o700, exist_ok=True)
-            about = self.root.stat()
-            if about.st_uid != os.geteuid():
-                raise RunDirError(
-                    f"{self.root} belongs to user {about.st_uid}, not to you; choose another --dir"
-                )
-            if stat.S_IMODE(about.st_mode) != 0o700:
+            if share is not None:
+                watchers.share(self.root, share, *(self.root / name for name in _WATCHED))
+                watchers.share(self.root / files.JOBS, share)
+                for folder in (self.root / files.JOBS).iterdir():
+                    watchers.share(folder, share, *folder.glob("*.out*"), *folder.glob("*.json*"))
+            elif not watchers.is_shared(mode := self.root.stat().st_mode) and stat.S_IMODE(mode) != 0o700:
                 self.root.chmod(0o700)
             probe = self.root / f".probe.{os.getpid()}"
             probe.touch(mode=0o600)
@@ -275,7 +297,8 @@ def agent_alive(rundir: RunDir, record: RunRecord | None) -> bool:
     """Whether the run's agent lives: by its process on this host, else by the age of its snapshot."""
     if record is None:
         return False
-    if record.host == os.uname().nodename:
+    # Others' processes may be hidden from us.
+    if record.host == os.uname().nodename and rundir.owner in (None, os.geteuid()):
         return process_started(record.pid) == record.started
     return snapshot_age_s(rundir) < STALE_AFTER_S
 

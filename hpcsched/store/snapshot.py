@@ -42,6 +42,7 @@ from hpcsched.store.status import (
     iso,
     read_page,
 )
+from hpcsched.watchers import mode_in
 
 
 class SnapshotWriter:
@@ -69,6 +70,7 @@ class SnapshotWriter:
         self._draining = False
         self._encoder = msgspec.json.Encoder()
         self._spare = SpareFile(rundir.status)
+        self._mode = mode_in(rundir.root)
         before = last_status(rundir)
         self.seq = before.seq if before else 0
         self.idle: Idle | None = None
@@ -117,7 +119,7 @@ class SnapshotWriter:
         page = StatusPage(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
         data = self._encoder.encode(page)
         try:
-            write_atomically(self._rundir.status, data, durable=durable)
+            write_atomically(self._rundir.status, data, durable=durable, mode=self._mode)
         except StoreError:
             if not self._spare.replace(data):
                 raise

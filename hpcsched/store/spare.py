@@ -12,6 +12,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from hpcsched.watchers import let_read
+
 BLOCK_BYTES = 2**16
 """The size of spare files is a multiple of this (chosen)."""
 
@@ -52,6 +54,7 @@ class SpareFile:
             for name in self._names:
                 descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
+                    let_read(descriptor, name.parent)
                     os.posix_fallocate(descriptor, 0, size)
                 finally:
                     os.close(descriptor)

@@ -37,6 +37,7 @@ from hpcsched.cli.run.last_words import tell_result
 from hpcsched.cli.run.notifying import Notify, notify_options
 from hpcsched.cli.run.observers import Display, Observers
 from hpcsched.cli.run.staying import staying_options
+from hpcsched.cli.run.watching import closed_before, group_of, share_option
 from hpcsched.client.waiting import waiting_names
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.contract.variables import LANE_MODE
@@ -128,6 +129,7 @@ _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; t
 @click.pass_context
 @environment_options
 @staying_options
+@share_option
 @notify_options
 def run(
     ctx: click.Context,
@@ -226,6 +228,7 @@ def conduct(
     environment: PythonEnvironment | None = None,
     stay_s: float | None = None,
     notify: Notify | None = None,
+    share: str | None = None,
     command: str = "run",
     root: Path | None = None,
 ) -> int:
@@ -237,7 +240,7 @@ def conduct(
     there is no sense in coming back, and `report` says in the place of `run`'s tables what has come of it; it
     returns the exit code of a run without work left. `keep` puts more of it into the database. `update`: what
     the job file says of jobs that the run has is taken. `retry`: failed jobs run again. `environment`:
-    that of jobs that name none. `notify`: who is told of what.
+    that of jobs that name none. `notify`: who is told of what. `share`: the group that may watch.
     """
     from hpcsched.agent import start
     from hpcsched.agent.allocation.requeue import RequeuePlan
@@ -292,6 +295,9 @@ def conduct(
     rules.check("dir", rundir.root, where="the run directory")
     place = checkpoints or rundir.root
     rules.check("checkpoints", place, where="--checkpoints" if checkpoints else "checkpoints in --dir")
+    group = group_of(share) if share else None
+    if group is not None and (closed := closed_before(rundir.root, group)):
+        say(f"hpcsched: --share: {share} cannot reach the run: {closed} is closed to it", err=True)
     mps = bool(ctx.obj.values.get("mps", True))
     if not mps and os.environ.get(LANE_MODE) == "mps":
         accepted = "another mode: the settings here have mps = false"
@@ -332,6 +338,7 @@ def conduct(
         comes_back="requeue" if requeue else "chain" if chain else "",
         mps=mps,
         poll_s=ctx.obj.values.get("poll"),
+        share=group,
         records=Path(ctx.obj.values["records"]) if "records" in ctx.obj.values else None,
     )
     allocation = waited.begun(system.kind)

@@ -28,6 +28,7 @@ from hpcsched.contract.state import State
 from hpcsched.contract.version import Version, fits
 from hpcsched.contract.words import Held, Ready
 from hpcsched.errors import BadInput, WrongContract
+from hpcsched.watchers import let_read
 from hpcsched.worker.process.descriptors import offered
 from hpcsched.worker.process.guest import surroundings
 from hpcsched.worker.process.versions import versions
@@ -60,8 +61,11 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """Opens for `open(..., opener=private)`: what it makes is for this user only."""
-    return os.open(path, flags, 0o600)
+    """Opens for `open(..., opener=private)`: what it makes is for this user only, and for those who may watch
+    the run."""
+    descriptor = os.open(path, flags, 0o600)
+    let_read(descriptor, Path(path).parent)
+    return descriptor
 
 
 def sync_folder(folder: Path) -> None:

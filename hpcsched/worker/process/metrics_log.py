@@ -13,6 +13,7 @@ from typing import SupportsFloat
 from hpcsched.contract import codec, files
 from hpcsched.contract.metrics import Point
 from hpcsched.errors import BadInput
+from hpcsched.watchers import let_read
 from hpcsched.worker.process.contract import say, write_atomically
 
 MOST_A_SECOND = 1.0
@@ -100,6 +101,7 @@ class MetricsLog:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
                 self._descriptor = os.open(self._path, flags, 0o600)
+                let_read(self._descriptor, self._path.parent)
                 self._begin_line(self._descriptor)
             os.write(self._descriptor, line)
         except OSError as error:
