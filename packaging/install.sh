@@ -3,7 +3,7 @@
 # module. Takes the versions in packaging/requirements.txt, and only files with the hashes that stand there.
 #   packaging/install.sh WHEEL APPS
 #   PYTHON (python3) runs it; MODULES (APPS/modulefiles) takes the module; WHEELS=FOLDER installs without a network,
-#   from the files in FOLDER
+#   from the files in FOLDER; SITE=FILE is the site's settings file of this installation, wherever it lies
 set -euo pipefail
 wheel=${1:?the wheel, such as dist/hpcsched-*-py3-none-any.whl} apps=${2:?the folder of applications}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -27,6 +27,10 @@ fi
 mkdir -p "$prefix/bin" "$modules"
 ln -s ../venv/bin/hpcsched "$prefix/bin/hpcsched"
 ln -s venv/share "$prefix/share"
+if [ -n "${SITE:-}" ]; then
+    mkdir -p "$prefix/venv/etc/hpcsched"
+    ln -s "$(realpath -m "$SITE")" "$prefix/venv/etc/hpcsched/config.toml"
+fi
 sed "s|@VERSION@|$version|g; s|@PREFIX@|$prefix|g" "$here/modulefile.tcl" >"$modules/$version"
 "$prefix/bin/hpcsched" --version
 echo "module use ${modules%/hpcsched} && module load hpcsched/$version"

@@ -24,5 +24,6 @@ if {![info exists env(XDG_DATA_DIRS)]} {
 }
 prepend-path XDG_DATA_DIRS "@PREFIX@/share"
 
-# The site's settings, where they are not in /etc/hpcsched/config.toml of each host:
+# Other values of the site's settings for those who load the module; what the site's own files (that of the
+# installation, /etc/hpcsched/config.toml) have locked or limited holds all the same:
 # setenv HPCSCHED_SITE_CONFIG /path/to/config.toml

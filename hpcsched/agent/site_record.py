@@ -167,7 +167,7 @@ class SiteRecord:
                     start=wall(attempts[0].start_s),
                     end=wall(max((machine.run.now if end is None else end) for end in ends)),
                     attempts=len(attempts),
-                    steps=None if step is None else max(0, step - attempts[0].from_step),
+                    steps=None if step is None else max(0, step - attempts[0].from_step) or None,
                     gpu_s=round(
                         sum(held.by_attempt.get((job_id, a.number), 0.0) for a in attempts) / speed, 3
                     ),

@@ -105,24 +105,25 @@ def variable(parameter: click.Parameter) -> str:
 
 
 def by_the_site(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """The value of an option, if the site has not locked or limited it: raises ConfigError for another one.
-
-    A default gives way without a word, a settings file with one.
-    """
+    """The value of an option, as far as the site lets it be: a number comes within its limit, with a line
+    that says so. Raises ConfigError for what is locked, and for a place that is not accepted."""
     settings, key = ctx.find_root().obj, str(param.name)
     if not isinstance(settings, config.Settings) or ctx.resilient_parsing or WHAT_IF & set(path_of(ctx)):
         return value
-    source = ctx.get_parameter_source(key)
+    rules, source = settings.rules, ctx.get_parameter_source(key)
     if source is click.core.ParameterSource.DEFAULT:
-        return settings.rules.nearest(key, value)
+        return rules.nearest(key, value)
     if source is click.core.ParameterSource.DEFAULT_MAP:
+        where, place = settings.origins.get(key, ""), key
         if line := settings.gave_way.get(key):
             click.echo(f"hpcsched: {line}", err=True)
-        where, place = settings.origins.get(key, ""), key
     else:
         by_variable = source is click.core.ParameterSource.ENVIRONMENT
         where, place = variable(param) if by_variable else param.opts[-1], ""
-    settings.rules.check(key, value, where=where, place=place)
+    if key not in rules.locked and (nearest := rules.nearest(key, value)) != value:
+        click.echo(f"hpcsched: {where} {value}: {nearest} counts, {rules.instead(key, value)}", err=True)
+        return nearest
+    rules.check(key, value, where=where, place=place)
     return value
 
 

@@ -31,6 +31,7 @@ KEYS: Mapping[str, Callable[[Record], str]] = {
     "month": lambda record: datetime.fromtimestamp(record.start, UTC).strftime("%Y-%m"),
     "batch_job": lambda record: record.batch_job or "-",
     "run": lambda record: record.run,
+    "version": lambda record: record.version,
 }
 """What records are summed up by; the month is that of their start, in UTC."""
 
