@@ -109,17 +109,23 @@ class SiteRecord:
         self._folder, self._machine, self._uses = folder, machine, uses
         self._user, self._run_id, self._allocation, self._speed = user, run_id, allocation, speed
         self._tell, self._clock, self._due, self._told = tell, clock, clock(), False
+        self._before = len(machine.run.lives)
 
     def look(self, _: float) -> None:
         """Write what there is, if that is due; never raises."""
-        if self._clock() >= self._due and self._machine.run.lives:
+        if self._clock() >= self._due and self._begun:
             self._due = self._clock() + PERIOD_S
             self._write(over=False)
 
     def close(self) -> None:
         """Write it for the last time."""
-        if self._machine.run.lives:
+        if self._begun:
             self._write(over=True)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether this life has begun: earlier ones were other allocations'."""
+        return len(self._machine.run.lives) > self._before
 
     def _write(self, *, over: bool) -> None:
         try:

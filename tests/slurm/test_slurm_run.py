@@ -118,6 +118,33 @@ def test_the_login_node_sees_and_steers(site: Site) -> None:
     assert site.status()["run"]["state"] == "STOPPED"
 
 
+@pytest.mark.slow
+def test_a_sites_records_sum_up_to_what_slurm_charges(site: Site) -> None:
+    """Two lives of a run: trainings and idle are all of each, and little less than elapsed time x GPUs."""
+    records = site.folder / "records"
+    records.mkdir()
+    Path(site.env["HPCSCHED_SITE_CONFIG"]).write_text(f'locked = ["records"]\nrecords = "{records}"\n')
+    site.set_of(SET.format(steps=16_000))
+    charged = 0.0
+    for _ in range(2):
+        job = site.submit("--no-requeue", "--account=proj", run="jobs.toml --resume --margin 40")
+        site.at_work("a", "b")
+        site.end_in(job, 60)
+        site.slurm.wait(job)
+        about = dict(
+            word.partition("=")[::2]
+            for word in site.slurm.run("scontrol", "-o", "show", "job", job).split()
+            if "=" in word
+        )
+        hours, minutes, seconds = map(int, about["RunTime"].split(":"))
+        charged += 6 * (3600 * hours + 60 * minutes + seconds) / 3600
+    shown = site.hpcsched("efficiency", "--records", str(records), "--by", "account", "--json")
+    (total,) = json.loads(shown.stdout)["sums"]
+    assert total["by"] == {"account": "proj"} and (total["runs"], total["trainings"]) == (1, 2)
+    assert total["held_gpu_hours"] + total["idle_gpu_hours"] == pytest.approx(total["gpu_hours"], rel=1e-3)
+    assert 0.5 * charged < total["gpu_hours"] <= 1.1 * charged, (total, charged)
+
+
 def _node_agent(run_dir: Path, name: str) -> int:
     """The pid of a node agent itself: not of srun, nor of what guards it."""
     found = {}

@@ -21,11 +21,16 @@ BATCH = {"kind": "slurm", "id": "7", "cluster": "one", "account": "proj"}
 
 @pytest.fixture
 def driver() -> Driver:
-    """Two lives: one of an hour, and one of half an hour in which `b` ends and `a` goes on."""
+    """A life of an hour."""
     jobs = (a_job("a", "m", gpus=1), a_job("b", "m", gpus=2))
     driver = Driver(*jobs, gpus=4, profiles=(a_profile("m", [1.0, 2.0]),))
     driver.runs("a", "b")
     driver.now = 3600.0
+    return driver
+
+
+def goes_on(driver: Driver) -> Driver:
+    """A second life, of half an hour, in which `b` ends and `a` goes on."""
     driver.start_agent(4)
     driver.runs("a", "b")
     driver.now = 4500.0
@@ -49,6 +54,7 @@ def record_of(machine: Machine, folder: Path, told: list[str] | None = None) -> 
 
 
 def test_trainings_and_idle_make_up_each_life(driver: Driver) -> None:
+    goes_on(driver)
     first, last = held_in(driver.machine, 0), held_in(driver.machine)
     for life, there in ((first, 4 * 3600.0), (last, 4 * 1800.0)):
         assert life.gpu_s == there == pytest.approx(sum(life.by_attempt.values()) + life.idle_s)
@@ -59,6 +65,9 @@ def test_what_a_life_leaves_is_replaced_as_a_whole_and_summed_up(driver: Driver,
     use = JobUse(job=1, attempt=2, gpu_s=1800, busy_gpu_s=900, cpu_s=60, cpu_over_s=1800, memory_mib=2)
     job_use.append(tmp_path / "job-use", [use])
     record = record_of(driver.machine, tmp_path)
+    record.close()
+    assert not [*tmp_path.glob("*.jsonl")], "this agent has not begun: the life on record was another's"
+    goes_on(driver)
     record.look(0.0)
     record.close()
     (file,) = tmp_path.glob("*.jsonl")
@@ -79,6 +88,7 @@ def test_what_a_life_leaves_is_replaced_as_a_whole_and_summed_up(driver: Driver,
 def test_a_folder_that_cannot_be_written_is_said_once(driver: Driver, tmp_path: Path) -> None:
     told: list[str] = []
     record = record_of(driver.machine, tmp_path / "none", told)
+    goes_on(driver)
     record.look(0.0)
     record.close()
     assert len(told) == 1 and "the site has no record of this run" in told[0]
@@ -86,7 +96,7 @@ def test_a_folder_that_cannot_be_written_is_said_once(driver: Driver, tmp_path: 
 
 def test_records_of_others_are_not_taken_on_trust(driver: Driver, tmp_path: Path) -> None:
     """One that says it is of somebody who does not own the file, a torn one, a link."""
-    life, trainings = record_of(driver.machine, tmp_path).records(over=True)
+    life, trainings = record_of(goes_on(driver).machine, tmp_path).records(over=True)
     site_records.write(tmp_path, life, trainings)
     forged = (tmp_path / "ada-0123-2.jsonl").read_text().replace(f'"uid":{os.geteuid()}', '"uid":12345')
     (tmp_path / "forged.jsonl").write_text(f"{forged}torn")
