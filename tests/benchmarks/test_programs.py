@@ -100,7 +100,8 @@ def test_all_programs_that_have_samples_are_run(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     programs = {path.stem for path in BENCHMARKS.glob("*.py")}
     helpers = {"common", "run_all", "exact_digits", "marble_training", "resize_training"}
-    helpers |= {"advise", "allocations", "lanes_gpu", "networks", "pack_gpu", "side_by_side", "vsw_gpu"}
+    helpers |= {"advise", "allocations", "load", "lanes_gpu", "networks", "pack_gpu"}
+    helpers |= {"side_by_side", "vsw_gpu"}
     helpers |= {"vsw_policies", "lora", "lora_packed"}
     assert all(name in done.stderr for name in programs - helpers)
 
