@@ -17,7 +17,7 @@ RUN = {
     ),
     "Python of the jobs": ("python", "venv", "conda"),
     "An agent that stays": ("stay", "idle_timeout", "detach"),
-    "Others": ("share", "notify", "notify_command", "notify_webhook"),
+    "Other people": ("share", "notify", "notify_command", "notify_webhook"),
     "Files": ("checkpoints", "gantt", "learning_curves", "metrics_file", "database"),
 }
 """The groups of `run` and `tune`: names of their parameters by title."""
