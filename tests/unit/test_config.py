@@ -174,7 +174,7 @@ def test_rules_of_a_site_hold_whatever_a_variable_names(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('locked = ["polcy"]', "locked: 'polcy'"),
+        ('locked = ["policies"]', "locked: 'policies'"),
         ('locked = "policy"', "a list of settings"),
         ("[limits]\npolicy = { most = 3 }", "limits.policy: not one; accepted: a setting with limits"),
         ("[limits]\nmonitor = { below = ['/x'] }", "limits.monitor.below"),

@@ -60,9 +60,7 @@ def test_a_number_comes_within_its_limit_and_says_so() -> None:
 
 def test_what_is_locked_is_refused_unless_it_is_what_the_site_has() -> None:
     assert call("run", "--policy", "marble") == ("5 marble None", "")
-    with pytest.raises(
-        ConfigError, match=r"^--policy: planner; accepted: marble \(/etc/site.toml has"
-    ):
+    with pytest.raises(ConfigError, match=r"^--policy: planner; accepted: marble \(/etc/site.toml has"):
         call("run", "--policy", "planner")
     with pytest.raises(ConfigError, match=r"^HPCSCHED_HOSTS: n1; accepted: no value"):
         call("run", HPCSCHED_HOSTS="n1")
