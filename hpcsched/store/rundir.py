@@ -156,7 +156,7 @@ class RunDir:
         """Raise RunDirError where the run is somebody else's: it may be watched, and not changed."""
         if self.owner not in (None, os.geteuid()):
             raise RunDirError(
-                f"{self.root} is the run of {name_of(self.owner)}, not yours: look at it"
+                f"{self.root} belongs to {name_of(self.owner)}, not to you: look at it"
                 " (status, top, explain, report, metrics, logs), or choose another --dir"
             )
 

@@ -67,9 +67,9 @@ def test_others_watch_and_do_not_touch(
     looking = click.Context(click.Command("status"), info_name="status", obj=Settings())
     assert find_run(looking, str(run.root)).root == run.root
     assert "you can watch it, and not change it" in capsys.readouterr().err
-    with pytest.raises(RunDirError, match="not yours: look at it"):
+    with pytest.raises(RunDirError, match="not to you: look at it"):
         find_run(click.Context(click.Command("cancel"), info_name="cancel", obj=Settings()), str(run.root))
-    with pytest.raises(RunDirError, match="not yours: look at it"):
+    with pytest.raises(RunDirError, match="not to you: look at it"):
         send(run, Command(command="drain"))  # as hpcsched.Run does
 
 
