@@ -41,8 +41,7 @@ class RunRequest:
     `retry`: all that failed run again. `comes_back` is how the run is to go on in another allocation:
     "requeue", "chain" or "". `mps`: jobs may share GPUs by NVIDIA's MPS. `poll_s`: the shortest period, in
     seconds, at which the batch system is asked regularly; None: as the watch's own rules say.
-    `records`: the site's folder of records. `share`: the group, by id, that may watch
-    the run.
+    `records`: the site's folder of records. `share`: the group, by id, that may watch it.
     """
 
     dir: Path
