@@ -59,7 +59,7 @@ def queue_argv(job_id: str, *asked: str) -> tuple[str, ...]:
 
 def show_argv(job_id: str, *options: str) -> tuple[str, ...]:
     """The command that prints all fields of a job of this cluster, in a line."""
-    return ("scontrol", "--local", *options, "--oneliner", "show", "job", job_id)
+    return ("scontrol", "--oneliner", "--local", *options, "show", "job", job_id)
 
 
 def cluster_in(config: str) -> str | None:
