@@ -11,7 +11,7 @@ HET_CHAIN = (
     "the options of a heterogeneous job's components cannot be said again for a follow-up job:"
     " use --requeue, or --chain-script FILE"
 )
-NO_REQUEUE = "it was submitted so that Slurm does not requeue it: #SBATCH --requeue, or use --chain"
+NO_REQUEUE = "Slurm does not requeue this job: submit it with #SBATCH --requeue, or use --chain"
 
 
 def refused(fields: Mapping[str, str], missing: Collection[str], *, het: bool) -> dict[str, str]:
