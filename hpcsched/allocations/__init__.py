@@ -1,1 +1,1 @@
-"""What to ask a batch system for: allocations tried out on the simulator, and how long each would wait."""
+"""What to ask the batch system for: its queue simulated, waits, candidates and what they come to."""
