@@ -165,7 +165,8 @@ def slurm(scratch: Scratch) -> Iterator[Cluster]:
     if shutil.which("slurmctld", path=path) is None:
         raise RuntimeError("no Slurm here: install slurmctld, slurmd, slurm-client and munge")
     folder = scratch.folder / "slurm"
-    inherited = {k: v for k, v in scratch.env.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_"))}
+    theirs = re.compile(r"SLURM_(?!TEST_)|SBATCH_|SRUN_")
+    inherited = {k: v for k, v in scratch.env.items() if not theirs.match(k)}
     env = {**inherited, "PATH": f"{Path(sys.executable).parent}:{path}"}
     env |= {"XDG_STATE_HOME": str(scratch.folder / "state"), "HPCSCHED_TEST_SLURM_DIR": str(folder)}
     tools = ROOT / "tests" / "slurm"

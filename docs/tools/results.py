@@ -11,16 +11,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks/results"
 
+PAGES = ("benchmarks/*.md", "docs/when-this-pays.md")
+
 _MARK = re.compile(r"^<!-- (results (\S+) rows ([\d,-]+)): ", re.MULTILINE)
+_TABLE = re.compile(r"^<!-- (results (\S+) table (.+?)): written", re.MULTILINE)
 _MET = {True: "yes", False: "**no**", None: ""}
 
 
 def parts() -> dict[tuple[str, str], Callable[[], str]]:
-    """The marked parts of the benchmarks' pages: `results FILE rows 1-9,12`, counted from 1."""
+    """The marked parts of pages: `results FILE rows 1-9,12`, counted from 1; `results FILE table NAME`."""
     found: dict[tuple[str, str], Callable[[], str]] = {}
-    for page in sorted((ROOT / "benchmarks").glob("*.md")):
-        for name, file, rows in _MARK.findall(page.read_text()):
-            found[str(page.relative_to(ROOT)), name] = partial(table, file, rows)
+    for page in sorted(path for pattern in PAGES for path in ROOT.glob(pattern)):
+        text, where = page.read_text(), str(page.relative_to(ROOT))
+        for name, file, rows in _MARK.findall(text):
+            found[where, name] = partial(table, file, rows)
+        for name, file, which in _TABLE.findall(text):
+            found[where, name] = partial(named_table, file, which)
     return found
 
 
@@ -33,3 +39,10 @@ def table(file: str, rows: str) -> str:
         chosen += known[int(first) - 1 : int(last or first)]
     lines = [f"| {row['what']} | {row['goal']} | {row['measured']} | {_MET[row['ok']]} |" for row in chosen]
     return "\n".join(["| what | goal | measured | met |", "|---|---|---|---|", *lines])
+
+
+def named_table(file: str, name: str) -> str:
+    """A table that stands in a file of results under its name, as `head` and `rows`."""
+    known = json.loads((FOLDER / file).read_text())["tables"][name]
+    lines = [known["head"], ["---"] * len(known["head"]), *known["rows"]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -5,14 +5,14 @@ One partition. What is modelled, and what was found to be so in Slurm:
 - The main scheduler looks at the queue after each submission and each end, in the order of priority, and
   stops at the first job that cannot start. A job that waits for a cap or for its array is passed over.
 - Backfill comes at most every `interval_s`, and only when something has changed. It goes through the queue
-  in the same order; a job that can start now starts, for any other it looks up when it can, by the *limits* of
-  what runs, and reserves the **whole nodes** that it would get, from then until its own limit, also for a job
-  that wants one GPU. Later jobs may use these nodes only if their limit ends before.
-- The look-up lets running jobs go in groups, within 30 s of each other, then 60, 120 and so on: the further away
-  a start is, the later it is guessed.
-- Reservations begin and end at multiples of `resolution_s`, and none begins later than `window_s` from now. A job
-  that a cap holds back gets none; an array gets `array_reservations` at most.
-- A job that reaches its limit is ended there.
+  in the same order; a job that can start now starts, for any other it looks up when it can, by the *limits*
+  of what runs, and reserves the **whole nodes** that it would get, from then until its own limit, also for a
+  job that wants one GPU. Later jobs may use these nodes only if their limit ends before.
+- The look-up lets running jobs go in groups, within 30 s of each other, then 60, 120 and so on: the further
+  away a start is, the later it is guessed.
+- Reservations begin and end at multiples of `resolution_s`, and none begins later than `window_s` from now. A
+  job that a cap holds back gets none; an array gets `array_reservations` at most.
+- A job that reaches its limit is ended there (Slurm looks every half minute or so).
 
 Left out: partitions, fair share, preemption, reservations by administrators, topology, the time that a pass
 takes. No clock, no file, no chance.
@@ -63,6 +63,8 @@ class Ran:
     start_s: float
     end_s: float
     held: Held
+    on: int
+    """A bit for each of its nodes."""
     by_backfill: bool
 
     @property
@@ -88,7 +90,8 @@ class _Reserved:
 class Queue:
     """A batch system's queue on a virtual clock.
 
-    Submit jobs, let time go on with `run`, read `ran`. A copy goes on by itself: ask it what would become of jobs.
+    Submit jobs, let time go on with `run`, read `ran`. A copy goes on by itself: it tells what would
+    become of jobs.
     """
 
     def __init__(self, cluster: Cluster, settings: Settings | None = None) -> None:
@@ -113,7 +116,11 @@ class Queue:
         """The same queue, which changes no more with this one."""
         new = Queue(self.cluster, self.settings)
         new.now, new.ran, new.names = self.now, self.ran.copy(), self.names.copy()
-        new._nodes, new._pending, new._running = self._nodes.copy(), self._pending.copy(), self._running.copy()
+        new._nodes, new._pending, new._running = (
+            self._nodes.copy(),
+            self._pending.copy(),
+            self._running.copy(),
+        )
         new._agenda, new._sequence = self._agenda.copy(), self._sequence
         new._cycle_s, new._last_cycle_s = self._cycle_s, self._last_cycle_s
         new._jobs_of, new._gpus_of, new._tasks_of = (
@@ -188,7 +195,8 @@ class Queue:
     def _start(self, entry: tuple[float, int, BatchJob], nodes: list[int], *, by_backfill: bool) -> None:
         job = entry[2]
         held = self._nodes.take(job, nodes)
-        ran = Ran(job, self.now, self.now + min(job.runs_s, job.limit_s), held, by_backfill)
+        on = sum(1 << node for node in nodes)
+        ran = Ran(job, self.now, self.now + min(job.runs_s, job.limit_s), held, on, by_backfill)
         self.ran[job.name] = self._running[job.name] = ran
         self._jobs_of[job.user] += 1
         self._gpus_of[job.user] += job.gpus_in_all
@@ -256,7 +264,9 @@ class Queue:
             of_array[job.array] += 1
             planned += 1
             if planned % _LOOK_AGAIN == 0:
-                hopeful = {at for at in hopeful if at > index and self._could_start(self._pending[at][2], reserved)}
+                hopeful = {
+                    at for at in hopeful if at > index and self._could_start(self._pending[at][2], reserved)
+                }
                 last = max(hopeful, default=-1)
         if started:
             self._pending = [entry for entry in self._pending if entry[1] not in started]
@@ -311,21 +321,19 @@ class Queue:
         nodes = self._nodes.choose(job, allowed)
         if nodes is not None:
             return self.now, nodes
-        future, group_s = self._nodes.copy(), FIRST_GROUP_S
-        there = [ran for ran in ends if any(allowed >> node & 1 for node in ran.nodes)]
-        at = 0
-        while at < len(there):
-            first_s = there[at].limit_ends_s
-            rounded_s = first_s + group_s - first_s % group_s
-            while True:
-                future.give_back(there[at].job, there[at].held)
-                at += 1
-                if at == len(there) or there[at].limit_ends_s > rounded_s + group_s:
+        future, group_s, latest_s, until_s = self._nodes.copy(), FIRST_GROUP_S, self.now, 0.0
+        for ran in ends:
+            if not ran.on & allowed:
+                continue
+            ends_s = ran.limit_ends_s
+            if ends_s > until_s:  # the next group begins: were those before it enough?
+                if until_s and (nodes := neighbours(future.fitting(job, allowed), job.nodes)) is not None:
                     break
-            group_s *= 2
-            while at < len(there) and there[at].limit_ends_s > rounded_s + group_s:
-                group_s *= 2
+                while until_s and ends_s > until_s:
+                    until_s, group_s = until_s + group_s, group_s * 2
+                until_s = ends_s - ends_s % group_s + 2 * group_s
+            future.give_back(ran.job, ran.held)
+            latest_s = ends_s
+        else:
             nodes = neighbours(future.fitting(job, allowed), job.nodes)
-            if nodes is not None:
-                return max(there[at - 1].limit_ends_s, self.now + 1), nodes
-        return None
+        return None if nodes is None else (max(latest_s, self.now + 1), nodes)

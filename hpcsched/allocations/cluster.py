@@ -10,7 +10,7 @@ from hpcsched.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Equal nodes in one partition; `shards`: parts of a GPU that jobs may ask for (`gres/shard`), 0: none."""
+    """Equal nodes in one partition; `shards`: parts of each GPU that jobs may ask for (0: none)."""
 
     nodes: int
     gpus: int
@@ -59,7 +59,7 @@ Held = tuple[tuple[int, int], ...]
 
 
 class Nodes:
-    """What is free on each node. GPUs are alike; a GPU of which shards are in use is given to nobody whole."""
+    """What is free on each node. A GPU of which shards (`gres/shard`) are in use is given to nobody whole."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster

@@ -1,4 +1,4 @@
-"""Slurm's queue simulated: each test is one rule. `benchmarks/gains.py --slurm` has the same cases on a real one."""
+"""Slurm's queue simulated: each test is one rule. `benchmarks/queue_check.py` tries them on a real one."""
 
 from __future__ import annotations
 
