@@ -3,9 +3,9 @@
     python benchmarks/gains.py [--quick] [--moments 20] [--workers 2] [--output FILE | --json | --tables FILE]
 
 Sets of trainings (`gains_ways.py`) come into a queue (`queues.py`) at many moments of four weeks. Each way to
-have them done is tried at each of the same moments: an `sbatch` each, arrays, shards, blocks with hpcsched.
-The queue is `hpcsched.allocations.backfill`, which `queue_check.py` holds against a real Slurm; what happens in a
-block is told by hpcsched's own simulator. The same numbers on each machine. About half an hour on two cores.
+have them done is tried at each of these moments: an `sbatch` each, arrays, shards, blocks with hpcsched. The
+queue is `hpcsched.allocations.backfill`, held against a real Slurm by `queue_check.py`; hpcsched's simulator
+tells what happens in a block. The same numbers on each machine. About half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -70,11 +70,10 @@ class Samples:
     def add(self, queue: Queue, way: Way, came_s: float) -> None:
         ran = [queue.ran[job.name] for job in way.all_jobs]
         ends = [queue.ran[name].start_s + into_s - came_s for name, into_s in way.results]
-        share = [1 / queue.cluster.shards if one.job.shards else one.job.gpus_in_all for one in ran]
         self.first_start.append((min(one.start_s for one in ran) - came_s) / HOUR)
         self.mean_result.append(sum(ends) / len(ends) / HOUR)
         self.last_result.append(max(ends) / HOUR)
-        charged = sum(gpus * (one.end_s - one.start_s) for gpus, one in zip(share, ran, strict=True))
+        charged = sum(queue.cluster.gpus_of(one.job) * (one.end_s - one.start_s) for one in ran)
         self.gpu_hours.append(charged / HOUR)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -229,7 +230,7 @@ def compare(report: Report, there: RealSlurm, chosen: Sequence[Case]) -> None:
     gaps = [abs(real - model) for real, model in pairs_s]
     report.row(
         f"all {len(gaps)} jobs: start there against simulated",
-        f"{median(gaps):.1f} s apart (median), {percentile(gaps, 0.9):.1f} s (90 %), {max(gaps):.1f} s (most)",
+        f"median {median(gaps):.1f} s apart, 90 % {percentile(gaps, 0.9):.1f} s, most {max(gaps):.1f} s",
     )
 
 

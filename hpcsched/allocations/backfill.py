@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -32,7 +32,7 @@ from hpcsched.errors import ConfigError
 
 FIRST_GROUP_S = 30.0
 """Jobs that end within so many seconds are let go together by the first look-up; twice as many each time."""
-_LOOK_AGAIN = 8
+_LOOK_AGAIN = 2
 """After so many reservations backfill looks whether anybody is left that could start now."""
 
 
@@ -109,7 +109,7 @@ class Queue:
         self._cycle_s = math.inf
         self._last_cycle_s = -math.inf
         self._jobs_of: Counter[str] = Counter()
-        self._gpus_of: Counter[str] = Counter()
+        self._gpus_of: defaultdict[str, float] = defaultdict(float)
         self._tasks_of: Counter[str] = Counter()
 
     def copy(self) -> Queue:
@@ -123,9 +123,8 @@ class Queue:
         )
         new._agenda, new._sequence = self._agenda.copy(), self._sequence
         new._cycle_s, new._last_cycle_s = self._cycle_s, self._last_cycle_s
-        new._jobs_of, new._gpus_of, new._tasks_of = (
-            counter.copy() for counter in (self._jobs_of, self._gpus_of, self._tasks_of)
-        )
+        new._jobs_of, new._tasks_of = self._jobs_of.copy(), self._tasks_of.copy()
+        new._gpus_of = self._gpus_of.copy()
         return new
 
     @property
@@ -199,14 +198,14 @@ class Queue:
         ran = Ran(job, self.now, self.now + min(job.runs_s, job.limit_s), held, on, by_backfill)
         self.ran[job.name] = self._running[job.name] = ran
         self._jobs_of[job.user] += 1
-        self._gpus_of[job.user] += job.gpus_in_all
+        self._gpus_of[job.user] += self.cluster.gpus_of(job)
         self._tasks_of[job.array] += 1
         self._later(ran.end_s, job, ends=True)
 
     def _end(self, job: BatchJob) -> None:
         self._nodes.give_back(job, self._running.pop(job.name).held)
         self._jobs_of[job.user] -= 1
-        self._gpus_of[job.user] -= job.gpus_in_all
+        self._gpus_of[job.user] -= self.cluster.gpus_of(job)
         self._tasks_of[job.array] -= 1
         if job.follow is not None:
             self.submit(replace(job.follow, submit_s=self.now))
@@ -220,7 +219,10 @@ class Queue:
             return False
         if rules.jobs_per_user and self._jobs_of[job.user] >= rules.jobs_per_user:
             return True
-        return bool(rules.gpus_per_user) and self._gpus_of[job.user] + job.gpus_in_all > rules.gpus_per_user
+        return (
+            bool(rules.gpus_per_user)
+            and self._gpus_of[job.user] + self.cluster.gpus_of(job) > rules.gpus_per_user
+        )
 
     def _main_pass(self) -> None:
         started = set()
@@ -238,11 +240,11 @@ class Queue:
     # --- backfill -----------------------------------------------------------------------------------
 
     def _backfill(self) -> None:
-        hopeful = {index for index, entry in enumerate(self._pending) if self._could_start(entry[2], [])}
+        hopeful = self._hopeful(range(len(self._pending)), [])
         if not hopeful:
             return  # reservations that nobody would run into
         rules, reserved = self.settings, list[_Reserved]()
-        last, started, tested, planned = max(hopeful), set[int](), 0, 0
+        last, started, tested, planned = hopeful[-1], set[int](), 0, 0
         of_user: Counter[str] = Counter()
         of_array: Counter[str] = Counter()
         ends = sorted(self._running.values(), key=lambda ran: (ran.limit_ends_s, ran.start_s))
@@ -264,10 +266,8 @@ class Queue:
             of_array[job.array] += 1
             planned += 1
             if planned % _LOOK_AGAIN == 0:
-                hopeful = {
-                    at for at in hopeful if at > index and self._could_start(self._pending[at][2], reserved)
-                }
-                last = max(hopeful, default=-1)
+                hopeful = self._hopeful([at for at in hopeful if at > index], reserved)
+                last = hopeful[-1] if hopeful else -1
         if started:
             self._pending = [entry for entry in self._pending if entry[1] not in started]
 
@@ -276,9 +276,19 @@ class Queue:
         most = self.settings.array_reservations
         return min(most, max(1, job.at_once - self._tasks_of[job.array])) if job.at_once else most
 
-    def _could_start(self, job: BatchJob, reserved: list[_Reserved]) -> bool:
-        allowed = self._unreserved(reserved, self.now, self.now + job.limit_s)
-        return self._nodes.choose(job, allowed) is not None
+    def _hopeful(self, places: Iterable[int], reserved: list[_Reserved]) -> list[int]:
+        """Those of the places in the queue whose jobs could start now beside the reservations."""
+        known: dict[tuple[tuple[int, int, int], float], bool] = {}
+        found = []
+        for at in places:
+            job = self._pending[at][2]
+            what = (job.shape, job.limit_s if reserved else 0.0)
+            if (could := known.get(what)) is None:
+                allowed = self._unreserved(reserved, self.now, self.now + job.limit_s)
+                could = known[what] = self._nodes.choose(job, allowed) is not None
+            if could:
+                found.append(at)
+        return found
 
     def _unreserved(self, reserved: list[_Reserved], start_s: float, end_s: float) -> int:
         """A bit for each node that nobody has reserved any of that time."""

@@ -16,6 +16,10 @@ class Cluster:
     gpus: int
     shards: int = 0
 
+    def gpus_of(self, job: BatchJob) -> float:
+        """GPUs that a job has in all; of one that it shares its part."""
+        return job.shards / self.shards if job.shards else job.gpus * job.nodes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchJob:
@@ -43,10 +47,6 @@ class BatchJob:
     array: str = ""
     at_once: int = 0
     follow: BatchJob | None = None
-
-    @property
-    def gpus_in_all(self) -> int:
-        return 0 if self.shards else self.gpus * self.nodes
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -149,4 +149,6 @@ def test_no_gpu_is_held_twice_and_nobody_starts_before_coming():
         there = [other for other in queue.ran.values() if other.start_s <= ran.start_s < other.end_s]
         for node in ran.nodes:
             assert sum(other.job.gpus for other in there if node in other.nodes) <= 4
-        assert sum(other.job.gpus_in_all for other in there if other.job.user == ran.job.user) <= 14
+        assert (
+            sum(other.job.gpus * other.job.nodes for other in there if other.job.user == ran.job.user) <= 14
+        )
