@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -148,7 +149,7 @@ def tasks(count: int, quick: bool) -> list[Task]:
     found += [
         (Scene(source, LOADS[source][1]), which, "limits", moments) for source in SOURCES for which in SETS
     ]
-    return sorted(found, key=lambda task: -task[0].load)
+    return found
 
 
 # --- tables -----------------------------------------------------------------------------------------
@@ -159,6 +160,12 @@ PLAIN, SHORT = (
     "an `sbatch` each, 1 GPU",
     {"all": "", "few": " where an assumption is changed", "limits": " by time limit"},
 )
+
+
+def key_of(task: Task) -> str:
+    """What a task's samples stand under."""
+    scene, which, kind, _ = task
+    return f"{which}; {scene.key}; {kind}"
 
 
 def words(samples: dict[str, list[float]], plain: dict[str, list[float]] | None) -> list[str]:
@@ -179,6 +186,8 @@ def words(samples: dict[str, list[float]], plain: dict[str, list[float]] | None)
 def tables(samples: dict[str, ByWay]) -> dict[str, dict[str, Any]]:
     """By name, the tables that the pages show."""
     made: dict[str, dict[str, Any]] = {}
+    order = [key_of(task) for task in tasks(1, quick=False)]
+    samples = {key: samples[key] for key in sorted(samples, key=order.index)}
     for key, by_way in samples.items():
         which, scene, kind = key.split("; ")
         plain = by_way.get(PLAIN)
@@ -194,10 +203,21 @@ def tables(samples: dict[str, ByWay]) -> dict[str, dict[str, Any]]:
     return made
 
 
+def short(scene: str) -> str:
+    """A scene's name for the head of a wide table."""
+    if kind := re.search("limits: .*|cap .*|no cap", scene):
+        return kind[0]
+    words = {"Philly, one cluster": "Philly 1", "Philly, four clusters": "Philly 4", "drawn": "drawn"}
+    source, load = scene.split(", load ")
+    return f"{words[source]}, {load}"
+
+
 def summary(samples: dict[str, ByWay], which: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Over all scenes of a set: medians of one measure, a line for each way."""
     scenes = {
-        key.split("; ")[1]: by_way for key, by_way in samples.items() if key.split("; ")[::2] == [which, kind]
+        short(key.split("; ")[1]): by_way
+        for key, by_way in samples.items()
+        if key.split("; ")[::2] == [which, kind]
     }
     if not scenes:
         return
@@ -236,10 +256,8 @@ def main() -> None:
                 f"{len(found)} of {len(todo)}: {task[1]}, {task[0].key}, {task[2]}: {took_s:.0f} s",
                 file=sys.stderr,
             )
-    order = {task: number for number, task in enumerate(todo)}
-    found.sort(key=lambda one: order[one[0]])
     samples = {
-        f"{task[1]}; {task[0].key}; {task[2]}": {
+        key_of(task): {
             way: {what: [round(hours, 2) for hours in all_] for what, all_ in asdict(one).items()}
             for way, one in by_way.items()
         }

@@ -125,8 +125,8 @@ def mixed(seed: int, count: int = 30) -> tuple[BatchJob, ...]:
 # --- a real one -------------------------------------------------------------------------------------
 
 
-def really(there: RealSlurm, case: Case) -> tuple[dict[str, float], dict[str, float]]:
-    """When each job was submitted and started there, in seconds since the first came."""
+def really(there: RealSlurm, case: Case) -> dict[str, tuple[float, float, float]]:
+    """When each job was submitted and started there, in seconds since the first came, and how long it ran."""
     began = float(int(time.time()) + 1)
     time.sleep(max(0.0, began - time.time()))
     ids: dict[str, str] = {}
@@ -159,14 +159,17 @@ def really(there: RealSlurm, case: Case) -> tuple[dict[str, float], dict[str, fl
         if time.monotonic() > deadline:
             raise RuntimeError(f"{case.name}: {sorted(waiting)} have not started; {len(done)} are done")
         time.sleep(0.3)
-    started = {}
+    wanted = {one.name: one.runs_s for job in case.jobs for one in (job, job.follow) if one}
+    found = {}
     for name, number in ids.items():
-        at = there.facts(number)["StartTime"]
-        started[name] = datetime.fromisoformat(at).timestamp() - began
+        facts = there.facts(number)
+        start, end = (datetime.fromisoformat(facts[key]).timestamp() for key in ("StartTime", "EndTime"))
+        over = facts["JobState"] not in ("RUNNING", "COMPLETING")
+        found[name] = submitted[name], start - began, end - start if over else wanted[name]
     there.ask("scancel", "--user", str(os.getuid()), check=False)
     while there.ask("squeue", "--noheader", "--format=%i"):
         time.sleep(0.2)
-    return submitted, started
+    return found
 
 
 def sbatch(there: RealSlurm, one: BatchJob, tasks: int) -> str:
@@ -181,12 +184,18 @@ def sbatch(there: RealSlurm, one: BatchJob, tasks: int) -> str:
 # --- against the model ------------------------------------------------------------------------------
 
 
-def simulated(case: Case, submitted: dict[str, float]) -> dict[str, float]:
-    """When each job would start, were it submitted at that second."""
+def simulated(case: Case, there: dict[str, tuple[float, float, float]]) -> dict[str, float]:
+    """When each job would start, had it come at that second and run as long as it did there."""
     queue = Queue(THERE, AS_THERE)
-    queue.submit(*(replace(one, submit_s=submitted[one.name]) for one in case.jobs))
+    queue.submit(*(as_it_was(one, there) for one in case.jobs))
     queue.run()
     return {name: ran.start_s for name, ran in queue.ran.items()}
+
+
+def as_it_was(one: BatchJob, there: dict[str, tuple[float, float, float]]) -> BatchJob:
+    came_s, _, ran_s = there[one.name]
+    follow = as_it_was(one.follow, there) if one.follow else None
+    return replace(one, submit_s=came_s, runs_s=ran_s, follow=follow)
 
 
 def in_order(first: dict[str, float], second: dict[str, float]) -> tuple[int, int]:
@@ -197,14 +206,15 @@ def in_order(first: dict[str, float], second: dict[str, float]) -> tuple[int, in
 
 def compare(report: Report, there: RealSlurm, chosen: Sequence[Case]) -> None:
     for case in chosen:
-        submitted, real = really(there, case)
-        model = simulated(case, submitted)
+        seen = really(there, case)
+        model, real = simulated(case, seen), {name: start_s for name, (_, start_s, _) in seen.items()}
         apart = {name: model[name] - real[name] for name in real}
         near = sum(abs(gap) <= NEAR_S for gap in apart.values())
         pairs, same = in_order(real, model)
         key = case.name.replace(" ", "_").replace("%", "limited")
         report.results |= {
-            f"{key}_submitted_s": [submitted[name] for name in real],
+            f"{key}_submitted_s": [came_s for came_s, _, _ in seen.values()],
+            f"{key}_ran_s": [ran_s for _, _, ran_s in seen.values()],
             f"{key}_real_s": list(real.values()),
             f"{key}_simulated_s": [model[name] for name in real],
         }
