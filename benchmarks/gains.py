@@ -186,7 +186,7 @@ def words(samples: dict[str, list[float]], plain: dict[str, list[float]] | None)
 def tables(samples: dict[str, ByWay]) -> dict[str, dict[str, Any]]:
     """By name, the tables that the pages show."""
     made: dict[str, dict[str, Any]] = {}
-    order = [key_of(task) for task in tasks(1, quick=False)]
+    order = [key_of(task) for quick in (False, True) for task in tasks(1, quick)]
     samples = {key: samples[key] for key in sorted(samples, key=order.index)}
     for key, by_way in samples.items():
         which, scene, kind = key.split("; ")
