@@ -248,6 +248,7 @@ class Queue:
         of_user: Counter[str] = Counter()
         of_array: Counter[str] = Counter()
         ends = sorted(self._running.values(), key=lambda ran: (ran.limit_ends_s, ran.start_s))
+        free_at = self._free_at(ends)
         for index, entry in enumerate(self._pending):
             job = entry[2]
             if index > last or tested >= rules.max_job_test:
@@ -258,10 +259,11 @@ class Queue:
             if rules.max_job_user and of_user[job.user] > rules.max_job_user:
                 continue
             tested += 1
-            if nodes := self._plan(job, ends, reserved):
+            if nodes := self._plan(job, ends, free_at, reserved):
                 self._start(entry, nodes, by_backfill=True)
                 started.add(entry[1])
                 insort(ends, self.ran[job.name], key=lambda ran: (ran.limit_ends_s, ran.start_s))
+                free_at = self._free_at(ends)
                 continue
             of_array[job.array] += 1
             planned += 1
@@ -298,13 +300,28 @@ class Queue:
                 taken |= one.nodes
         return ~taken & ((1 << self.cluster.nodes) - 1)
 
-    def _plan(self, job: BatchJob, ends: list[Ran], reserved: list[_Reserved]) -> list[int] | None:
+    def _free_at(self, ends: list[Ran]) -> list[list[float]]:
+        """For each node the time from which 0, 1, 2 ... of its GPUs are free, by the limits of what runs."""
+        times = [[self.now] * (1 + free) for free in self._nodes.free]
+        for ran in ends:
+            for node, gpus in ran.held:  # a shard's GPU may be free then, no sooner
+                times[node].extend([ran.limit_ends_s] * (1 if ran.job.shards else gpus))
+        return times
+
+    def _plan(
+        self, job: BatchJob, ends: list[Ran], free_at: list[list[float]], reserved: list[_Reserved]
+    ) -> list[int] | None:
         """The nodes on which the job starts now; else None, and its reservation is made, if it gets one."""
         rules, now = self.settings, self.now
         from_s = now
         while from_s <= now + rules.window_s:
             allowed = self._unreserved(reserved, from_s, from_s + job.limit_s)
             later_s = min((one.end_s for one in reserved if one.end_s > from_s), default=math.inf)
+            if not job.shards:  # the look-up takes long, and never says less than this
+                least = sorted(at[job.gpus] for node, at in enumerate(free_at) if allowed >> node & 1)
+                if len(least) < job.nodes or later_s < least[job.nodes - 1]:
+                    from_s = later_s
+                    continue
             found = self._first_start(job, ends, allowed) if allowed.bit_count() >= job.nodes else None
             if found is None:
                 from_s = later_s
