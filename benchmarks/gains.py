@@ -1,6 +1,6 @@
 """What hpcsched gains, waiting included: from `sbatch` to the last result, and GPU-hours charged (simulated).
 
-    python benchmarks/gains.py [--quick] [--moments 20] [--workers 2] [--output FILE | --json | --tables FILE]
+    python benchmarks/gains.py [--quick] [--moments 20] [--output FILE [--go-on]] [--tables FILE]
 
 Sets of trainings (`gains_ways.py`) come into a queue (`queues.py`) at many moments of four weeks. Each way to
 have them done is tried at each of these moments: an `sbatch` each, arrays, shards, blocks with hpcsched. The
@@ -111,6 +111,11 @@ KINDS: dict[str, Callable[[Set], list[Way]]] = {"all": ways_of, "limits": limits
 Task = tuple[Scene, str, str, tuple[float, ...]]
 
 
+def allowed(way: Way, cap: int) -> bool:
+    """Whether no batch job of it is larger than the cap: it would wait for ever."""
+    return not cap or all(job.gpus * job.nodes <= cap for job in way.all_jobs)
+
+
 def play(task: Task) -> tuple[Task, dict[str, Samples], float]:
     """One set, each way at each moment, in one scene."""
     scene, which, kind, moments = task
@@ -118,7 +123,7 @@ def play(task: Task) -> tuple[Task, dict[str, Samples], float]:
     cluster, others = background(scene.source, scene.load, scene.limits)
     queue = Queue(cluster)
     queue.submit(*others)
-    ways = KINDS[kind](SETS[which]())
+    ways = [way for way in KINDS[kind](SETS[which]()) if allowed(way, scene.cap)]
     found = {way.name: Samples() for way in ways}
     for moment_s in moments:
         queue.run(until=moment_s)
@@ -224,11 +229,17 @@ def summary(samples: dict[str, ByWay], which: str, kind: str) -> Iterator[tuple[
     for what in ("last_result", "mean_result", "gpu_hours"):
         unit = "" if what == "gpu_hours" else " h"
         digits = 0 if what == "gpu_hours" else 1
+        ways = dict.fromkeys(way for by_way in scenes.values() for way in by_way)
         rows = [
-            [way, *(f"{percentile(by_way[way][what], 0.5):.{digits}f}{unit}" for by_way in scenes.values())]
-            for way in next(iter(scenes.values()))
+            [way, *(told(by_way.get(way, {}).get(what, []), digits, unit) for by_way in scenes.values())]
+            for way in ways
         ]
         yield what.replace("_", " "), {"head": ["how", *scenes], "rows": rows}
+
+
+def told(hours: list[float], digits: int, unit: str) -> str:
+    """The median; nothing if it was not tried there."""
+    return f"{percentile(hours, 0.5):.{digits}f}{unit}" if hours else "-"
 
 
 def main() -> None:
@@ -238,6 +249,9 @@ def main() -> None:
     parser.add_argument("--moments", type=int, default=20, help="moments at which a set is submitted (20)")
     parser.add_argument("--workers", type=int, default=2, help="processes (2)")
     parser.add_argument("--output", type=Path, help="where to write the samples")
+    parser.add_argument(
+        "--go-on", action="store_true", help="only what the file of samples does not have yet"
+    )
     parser.add_argument(
         "--tables", type=Path, metavar="FILE", help="only make the tables anew of such samples"
     )
@@ -250,6 +264,9 @@ def main() -> None:
     target = options.output or HERE / "results" / f"{time.strftime('%Y-%m-%d')}-gains.json"
     todo = tasks(2 if options.quick else options.moments, options.quick)
     page: dict[str, Any] = {"schema": 1, "machine": machine(), "moments_s": list(todo[0][3]), "samples": {}}
+    if options.go_on:
+        page = json.loads(target.read_text())
+        todo = [task for task in todo if key_of(task) not in page["samples"]]
     with Pool(options.workers) as pool:
         for task, by_way, took_s in pool.imap_unordered(play, todo):
             page["samples"][key_of(task)] = {
