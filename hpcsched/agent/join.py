@@ -25,7 +25,7 @@ from hpcsched.batch.base import Allocation, BatchSystem, EndReason
 from hpcsched.errors import BadInput, ConfigError, LaunchError, NoSuchRun
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.channel import MessageChannel
-from hpcsched.launch.remote.guests import NOT_JOINABLE
+from hpcsched.launch.remote.guests import ENDING, NOT_JOINABLE
 from hpcsched.launch.remote.keys import joined_file, newest_join, read_join, write_join
 from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
 from hpcsched.store.rundir import RunDir, agent_works, last_status
@@ -99,6 +99,7 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
                 tell("the run is over" if parted is Parted.OVER else "left the run")
                 return 0
             tell(f"the run's agent is gone: waiting up to {request.wait_s:g} s for the next one")
+            end.heard(selector, LOOK_EVERY_S)  # one that is about to end may still be there
 
 
 def _wait_for_agent(
@@ -237,7 +238,7 @@ class Membership:
         self._file = joined_file(rundir.root, self._join.life, named)
         self._log = rundir.root / "nodes.log"
         self._commands: list[NodeAgentCommand] = []
-        self._admitted = False
+        self._admitted = self._ending = False
         self._beat_due = 0.0
 
     def serve(self) -> Parted:
@@ -260,6 +261,8 @@ class Membership:
                 return self._parted()
             if not self._admitted and (self._end.left_s() <= 0 or self._end.interrupts):
                 return Parted.LEFT
+            if not self._admitted and self._ending:
+                return Parted.AGENT_GONE
             if self._end.interrupts > 1:
                 return Parted.LEFT  # what runs here is killed
             gone_s = self._connection.gone_s(now)
@@ -275,7 +278,9 @@ class Membership:
 
     def _obey(self, message: protocol.HeadMessage) -> None:
         match message:
-            case protocol.SentAway(why=why):
+            case protocol.SentAway(why=why) if why == ENDING:
+                self._ending = True
+            case protocol.SentAway(why=why) if not self._admitted:
                 raise ConfigError(where=str(self._rundir.root), got=why, accepted="a run that takes them in")
             case protocol.Admitted(names=names) if not self._admitted:
                 if len(names) != len(self._allocation.hosts):

@@ -17,6 +17,7 @@ MOST_NAME = 255
 """The longest name of a host."""
 
 
+ENDING = "the run is ending"
 NOT_JOINABLE = "the run takes no hosts in: it was not started with `run --joinable`"
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from hpcsched.errors import BadInput
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.channel import MessageChannel
-from hpcsched.launch.remote.guests import Guests
+from hpcsched.launch.remote.guests import ENDING, Guests
 from hpcsched.launch.remote.host import FENCE_S, RemoteHost
 from hpcsched.launch.remote.socket import HeadSocket
 from hpcsched.launch.remote.starter import NodeAgentCommand
@@ -132,7 +132,7 @@ class HeadSessions:
 
     def _joining(self, peer: bytes, joining: protocol.Joining, now: float) -> None:
         assert self._head_socket is not None
-        ending = protocol.SentAway("the run is ending")
+        ending = protocol.SentAway(ENDING)
         answer = ending if self._closing else self.guests.take(peer, joining, now)
         self._head_socket.send(peer, MessageChannel().unnumbered(answer))
 
