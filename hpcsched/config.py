@@ -30,6 +30,8 @@ PROJECT = "hpcsched.toml"
 DIR = "Run directory (the newest ./hpcsched-run*)."
 """What --dir is, for help texts."""
 
+_LAUNCHER = "auto, ssh, local, or one of the batch system's: srun; blaunch, jsrun; qrsh"
+
 KEYS = {
     "dir": printed("the run directory"),
     "devices": printed("auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED]"),
@@ -40,8 +42,8 @@ KEYS = {
     "database": printed("the path of the database"),
     "grace": number("seconds a worker has at least to save", minimum=0),
     "monitor": number("seconds (0.1 or more) between two samples of the devices", minimum=0.1),
-    "batch": one_of("auto", "slurm", "lsf", "none"),
-    "launcher": one_of("auto", "srun", "blaunch", "jsrun", "ssh", "local"),
+    "batch": printed("auto, slurm, lsf, sge, none, or the name of one that a package adds"),
+    "launcher": printed(_LAUNCHER),
     "hosts": either("host names: a list, or with commas", printed(""), many(printed(""), "", least=1)),
     "interface": printed("the name or address of the network interface that hosts meet on"),
     "margin": number("seconds before the end at which saving starts at the latest", minimum=0),
@@ -92,12 +94,12 @@ SCRIPT_KEYS = {
     "cpus_per_gpu": whole("CPUs for each GPU: 1 or more", 1),
     "mem": text('memory on each node, as sbatch has it: "64G", "0" for all of it', MEMORY),
     "mem_per_gpu": text('memory for each GPU: "64G"', MEMORY),
-    "partition": printed("a partition (Slurm) or queue (LSF)"),
-    "account": printed("an account (Slurm) or project (LSF)"),
+    "partition": printed("a partition (Slurm) or queue (LSF, SGE)"),
+    "account": printed("an account (Slurm) or project (LSF, SGE)"),
     "name": printed("the batch job's name"),
     "mail": printed("a mail address"),
     "again": one_of("requeue", "chain", "once"),
-    "launcher": one_of("auto", "srun", "blaunch", "jsrun", "ssh", "local"),
+    "launcher": printed(_LAUNCHER),
     "modules": many(printed(""), "a list of modules to load"),
     "setup": many(printed(""), "a list of shell lines"),
     "directives": many(printed(""), 'a list of further directives, such as "--exclusive"'),

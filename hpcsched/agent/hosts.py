@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -222,7 +222,6 @@ def node_agent_times(batch: BatchSystem, allocation: Allocation) -> dict[str, fl
     return {"serve_on_s": max(SERVE_ON_S, forced_s(batch.kill_wait())), "notice_s": notice_s}
 
 
-def without_exec(environ: Mapping[str, str]) -> bool:
+def without_exec(batch: BatchSystem) -> bool:
     """Whether we are the child of a batch script, whose shell gets the signals that are meant for us."""
-    script = environ.get("SLURM_TASK_PID", "")
-    return script.isdecimal() and "SLURM_STEP_ID" not in environ and int(script) != os.getpid()
+    return batch.script_pid() not in (None, os.getpid())

@@ -184,10 +184,11 @@ class End:
                 self._leave("the batch system ends this job", self._forced_s())
 
     def _signal(self, number: signal.Signals) -> None:
-        if number in (signal.SIGUSR1, signal.SIGUSR2):
+        ends = number in self._allocation.ends_by and number is not signal.SIGINT
+        if number in (signal.SIGUSR1, signal.SIGUSR2) and not ends:
             if self._watch:
                 self._watch.ask_now()
-        elif self._watch and number in self._allocation.ends_by and number is not signal.SIGINT:
+        elif self._watch and ends:
             self._forced = min(self._forced, time.monotonic() + self._forced_s())
             self._watch.ask_why()
         else:

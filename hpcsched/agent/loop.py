@@ -276,6 +276,8 @@ class Agent:
         match number:
             case signal.SIGINT | signal.SIGTERM | signal.SIGHUP:
                 return self._asked_to_stop(number)
+            case signal.SIGUSR2 if number in self._r.ends_by and self._r.ending.in_batch:
+                return self._r.ending.told_to_end(number.name)
             case signal.SIGUSR2:
                 return self._r.ending.warned(number.name)
             case signal.SIGUSR1 if self._r.ending.in_batch and not self._anyone_speaks():

@@ -301,7 +301,7 @@ def run(
                 say(note)
             if why := allocation.refused.get(request.comes_back):
                 say(f"--{request.comes_back} will not bring this run back: {why}")
-            if without_exec(os.environ):
+            if without_exec(batch):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
             outcome = agent.run([started, *prohibited(hosts.inventory, started.at), *new_jobs])

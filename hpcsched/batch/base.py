@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+from hpcsched.errors import BatchError
 
 COMMAND_TIMEOUT_S = 15.0
 """Time after which a command of a batch system counts as hanging (chosen)."""
@@ -39,8 +41,8 @@ class Preemption:
 class Allocation:
     """The allocation that this process runs in: its hosts and its end.
 
-    `kind` is "none", "slurm" or "lsf"; `id` is the batch system's job id ("12_3" is never used: an
-    array's task has an id of its own; LSF's array elements are "806290[3]"). `deadline` is
+    `kind` is the batch system's name ("slurm", "none"), `id` its id of the job ("12_3" is never used: an
+    array's task has an id of its own; LSF's array elements are "806290[3]", SGE's "11.3"). `deadline` is
     the Unix time by which we must be gone, None if there is none or it is not known. `restart_count` counts
     how often the batch system has put this job back into its queue. `here` is the name, among `hosts`, of the
     host this process is on; None on a launch node, which is not one of them. `cluster` is the name of the
@@ -108,16 +110,33 @@ class EndReason(StrEnum):
 class BatchSystem(Protocol):
     """One kind of batch system, asked from inside a job of its, or from a login node.
 
+    An adapter is a class that inherits this one, made by `Kind(environ, launcher=...)`: `environ` is the
+    environment of this process, `launcher` one of its `launchers`. What has an answer here need not be
+    overridden by a kind that can do no better; `kinds.REQUIRED` must be.
+
     Methods that ask or tell it something run one command, which takes at most COMMAND_TIMEOUT_S; `allocation`
     and `submit_next` run up to five, one after the other, and on LSF so does the first question to bjobs.
     What fails raises BatchError, with one clear line. `job_id` None means the job this process is in.
     """
 
     kind: str
-    says_none: bool
+    """Its name in options, settings and records."""
+    launchers: ClassVar[Sequence[str]]
+    """The words of --launcher that go with it; the first is what "auto" means."""
+    says_none: bool = False
     """Whether `reason` is NONE for a job that runs on; UNKNOWN then means that there was no answer."""
-    takes_back: bool
+    takes_back: bool = False
     """Whether it takes hosts of a running job back (`release`) where the site and the job allow it."""
+
+    @classmethod
+    def inside(cls, environ: Mapping[str, str]) -> bool:
+        """Whether this is the environment of a process of a job of its. Asks nobody, and never raises."""
+        return False
+
+    @classmethod
+    def restarted(cls, environ: Mapping[str, str]) -> bool:
+        """Whether it runs this job's script again from its beginning. Asks nobody, and never raises."""
+        return False
 
     def allocation(self) -> Allocation:
         """The allocation this process is in, from its environment and a few questions.
@@ -136,11 +155,11 @@ class BatchSystem(Protocol):
         ...
 
     def kill_wait(self) -> float | None:
-        """Seconds from the first SIGTERM (LSF: SIGINT) that ends this job to the SIGKILL; never raises.
+        """Seconds from the first of `Allocation.ends_by` that ends this job to the SIGKILL; never raises.
 
         None where that is not known.
         """
-        ...
+        return None
 
     def job_state(self, job_id: str) -> BatchJobState:
         """The state of a job. Never raises: UNKNOWN is an answer."""
@@ -157,6 +176,10 @@ class BatchSystem(Protocol):
         """
         ...
 
+    def requeueable(self) -> str:
+        """Whether `requeue` would work for this job, in words for `doctor`. Never raises."""
+        return "not known"
+
     def submit_next(self, script: Path | None) -> str:
         """Submit a job that starts when this one has ended; its id.
 
@@ -170,11 +193,11 @@ class BatchSystem(Protocol):
         What runs there ends without being asked; the host of the batch script cannot go. Raises BatchError
         where the batch system refuses or cannot do it for this job, and when it is not known what it did.
         """
-        ...
+        raise BatchError(f"{self.kind} takes no hosts of a running job back")
 
     def comment(self, text: str) -> None:
         """Set the job's comment in the batch system, where it has one."""
-        ...
+        return
 
     def on_hosts(self, hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         """The commands that together run `argv` once on each of these hosts, with all devices granted there.
@@ -183,6 +206,13 @@ class BatchSystem(Protocol):
         ends that. Pure: builds argument vectors, runs nothing.
         """
         ...
+
+    def script_pid(self) -> int | None:
+        """The process id of this job's batch script, on its host, where we are in no step of the job.
+
+        None where that is not known. It gets the batch system's signals; never raises.
+        """
+        return None
 
     def version(self) -> str:
         """Name and version of the batch system, for `doctor`. Raises BatchError."""

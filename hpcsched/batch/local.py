@@ -6,13 +6,11 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason
+from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, BatchSystem, EndReason
 from hpcsched.errors import BatchError
 
-LAUNCHERS = ("ssh", "local")
 
-
-class Local:
+class Local(BatchSystem):
     """This host without a deadline, or the hosts named.
 
     Args:
@@ -22,8 +20,8 @@ class Local:
     """
 
     kind = "none"
+    launchers = ("ssh", "local")
     says_none = True
-    takes_back = False
 
     def __init__(self, hosts: Sequence[str] = (), *, launcher: str = "ssh") -> None:
         self._hosts = tuple(hosts) or (socket.gethostname(),)
@@ -39,9 +37,6 @@ class Local:
     def reason(self) -> EndReason:
         return EndReason.NONE
 
-    def kill_wait(self) -> float | None:
-        return None
-
     def job_state(self, job_id: str) -> BatchJobState:
         return BatchJobState.UNKNOWN
 
@@ -56,9 +51,6 @@ class Local:
 
     def release(self, names: Sequence[str]) -> None:
         raise BatchError("there is no batch system here to give hosts back to")
-
-    def comment(self, text: str) -> None:
-        """Does nothing: there is no listing to show it in."""
 
     def on_hosts(self, hosts: Sequence[AllocatedHost], argv: Sequence[str]) -> list[tuple[str, ...]]:
         if self._launcher == "local":

@@ -14,13 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcsched.batch import lsf_text
-from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason
+from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, BatchSystem, EndReason
 from hpcsched.batch.command import RunCommand, command_output, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import BatchError
-
-LAUNCHERS = ("auto", "blaunch", "jsrun", "ssh", "local")
 
 SIGNALS_ALL = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
 """The signals of LSF: it ends jobs with the first two and warns with the last. Each goes to every process
@@ -33,7 +31,7 @@ CLOCK_SKEW_S = 10.0
 """An end that is nearer than this has come (chosen): clocks differ."""
 
 
-class Lsf:
+class Lsf(BatchSystem):
     """LSF 10.1; see the module: never tried on a real one.
 
     Args:
@@ -47,7 +45,7 @@ class Lsf:
     """
 
     kind = "lsf"
-    says_none = False
+    launchers = ("auto", "blaunch", "jsrun", "ssh", "local")
     takes_back = True
 
     def __init__(
@@ -70,6 +68,14 @@ class Lsf:
         self._form: str | None = None
         """The one of `lsf_text.FORMS` that this bjobs is known to print; None: not known yet."""
         self._end: float | None = None
+
+    @classmethod
+    def inside(cls, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get("LSB_JOBID"))
+
+    @classmethod
+    def restarted(cls, environ: Mapping[str, str]) -> bool:
+        return environ.get("LSB_RESTART", "").upper() == "Y"
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`; with jsrun, a first host named unlike the others is the launch node."""
@@ -97,7 +103,7 @@ class Lsf:
             id=job_id,
             hosts=tuple(hosts),
             deadline=self._end,
-            restart_count=1 if self._environ.get("LSB_RESTART", "").upper() == "Y" else 0,
+            restart_count=1 if self.restarted(self._environ) else 0,
             account=self._environ.get("LSB_PROJECT_NAME") or None,
             partition=self._environ.get("LSB_QUEUE") or None,
             here=here,
@@ -150,6 +156,10 @@ class Lsf:
                 'submit it with bsub -Q "99", or use a queue with REQUEUE_EXIT_VALUES'
             )
         return code
+
+    def requeueable(self) -> str:
+        codes = self._environ.get("LSB_EXIT_REQUEUE")
+        return f"possible, by exit code {codes}" if codes else 'not possible: submit with #BSUB -Q "99"'
 
     def submit_next(self, script: Path | None) -> str:
         """See `BatchSystem`; bsub takes its options from the script's #BSUB lines."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcsched.batch import slurm_notes, slurm_steps, slurm_submit, slurm_text
-from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason, Preemption
+from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, BatchSystem, EndReason, Preemption
 from hpcsched.batch.command import CommandOutput, RunCommand, command_output, run_command
 from hpcsched.batch.hostlist import expand
 from hpcsched.batch.local import ssh
@@ -20,10 +20,8 @@ from hpcsched.errors import BatchError
 MAX_COMMENT_CHARS = 200
 """The longest comment of a job (chosen: it is for one line of a listing)."""
 
-LAUNCHERS = ("srun", "ssh", "local")
 
-
-class Slurm:
+class Slurm(BatchSystem):
     """Slurm; tried on 22.05, and 25.11 once.
 
     Args:
@@ -36,6 +34,7 @@ class Slurm:
     """
 
     kind = "slurm"
+    launchers = ("srun", "ssh", "local")
     says_none = True
     takes_back = True
 
@@ -67,6 +66,14 @@ class Slurm:
         """Whether srun knows --overlap, set by `allocation`."""
         self._grace_s: float | None = None
         """The time of grace before a preemption, set by `allocation`; 0 without one."""
+
+    @classmethod
+    def inside(cls, environ: Mapping[str, str]) -> bool:
+        return bool(environ.get("SLURM_JOB_ID"))
+
+    @classmethod
+    def restarted(cls, environ: Mapping[str, str]) -> bool:
+        return environ.get("SLURM_RESTART_COUNT", "0") != "0"
 
     def allocation(self) -> Allocation:
         """See `BatchSystem`. With several hosts and GPUs it asks a second question: how many are where.
@@ -166,6 +173,15 @@ class Slurm:
             raise requeue_error(job_id, answer.complaint())
         return WORK_LEFT  # Slurm itself does not mind
 
+    def requeueable(self) -> str:
+        try:
+            said = self._run(("scontrol", "-o", "show", "job", self._job_id()), environ=self._environ).out
+        except BatchError as error:
+            return f"not known: {error}"
+        if "Requeue=1" in said.split():
+            return "possible"
+        return "not possible: submit with #SBATCH --requeue" if "Requeue=0" in said else "not known"
+
     def submit_next(self, script: Path | None) -> str:
         """See `BatchSystem`.
 
@@ -242,6 +258,10 @@ class Slurm:
             )
             for host in hosts
         ]
+
+    def script_pid(self) -> int | None:
+        script = self._environ.get("SLURM_TASK_PID", "")
+        return int(script) if script.isdecimal() and "SLURM_STEP_ID" not in self._environ else None
 
     def version(self) -> str:
         words = self._asked(("scontrol", "--version")).split()

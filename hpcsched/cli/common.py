@@ -199,7 +199,11 @@ def goes_on(options: Mapping[str, Any]) -> bool:
     One of them asks for it, or a batch system runs a job's script again from its beginning.
     """
     asked = any(options[key] for key in ("resume", "requeue", "chain", "chain_script"))
-    return asked or os.environ.get("SLURM_RESTART_COUNT", "0") != "0"
+    if asked:
+        return True
+    from hpcsched.batch.kinds import restarted
+
+    return restarted(os.environ)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ _TRANSIENT = frozenset(
 _NOT_A_KEEPERS = (*RANK_0_FDS, variables.ARENA_FD, variables.JOINING, variables.LANE, variables.PACK)
 """Variables of ranks that their keeper does not get."""
 
-_OF_OUR_BATCH_JOB = (variables.NODE, "SLURM_JOB_ID", "LSB_JOBID", "LSB_JOBINDEX")
+_OF_OUR_BATCH_JOB = (variables.NODE, "SLURM_JOB_ID", "LSB_JOBID", "LSB_JOBINDEX", "JOB_ID", "SGE_TASK_ID")
 """Variables of our batch job: another one, submitted by an attempt, inherits MARKS but not these."""
 
 

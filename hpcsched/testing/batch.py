@@ -35,6 +35,20 @@ LSF_JOB = {
 }
 """The variables that matter, as LSF 10.1 documents them, on two hosts of two GPUs; `hostname` is h1."""
 
+SGE_JOB = {
+    "JOB_ID": "11",
+    "SGE_TASK_ID": "undefined",
+    "SGE_ROOT": "/opt/sge",
+    "QUEUE": "main",
+    "NSLOTS": "8",
+    "RESTARTED": "0",
+    "HOSTNAME": "node1",
+    "LOGNAME": "me",
+    CUDA.variable: "0,1",
+}
+"""The variables that matter, as SGE 8.1.9 sets them; PE_HOSTFILE names a file with `SGE_HOSTS`."""
+SGE_HOSTS = "node1 4 main@node1 UNDEFINED\nnode2 4 main@node2 UNDEFINED\n"
+
 
 @dataclass
 class FakeJob:
@@ -221,6 +235,57 @@ class FakeLsfCommands:
             return CommandOutput(0, f"{'|'.join(names)}\n{'|'.join(record[name] for name in names)}\n")
         answer = {"COMMAND": "bjobs", "JOBS": "1", "RECORDS": [record]}
         return CommandOutput(0, waiting + json.dumps(answer, indent=2))
+
+
+class FakeSgeCommands:
+    """qstat, qconf, qsub and qalter over a `FakeCluster`, in the words of SGE 8.1.9."""
+
+    WORDS: Mapping[str, str] = {"PENDING": "hqw", "RUNNING": "r", "SUSPENDED": "s", "BAFFLED": "?"}
+    LASTS_S = 7200
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def __call__(self, argv: Sequence[str], *, environ: Mapping[str, str], stdin: str = "") -> CommandOutput:
+        self.cluster.calls.append(tuple(argv))
+        self.cluster.environs.append(dict(environ))
+        if argv[-1] == "-help":
+            return CommandOutput(0, "SGE 8.1.9\nusage: qstat [options]\n")
+        if not self.cluster.answers:
+            return CommandOutput(1, "", "error: commlib error: got select error (Connection refused)\n")
+        if argv[0] == "qconf":
+            return CommandOutput(
+                0, "qname                 main\nnotify                00:00:60\nh_rt INFINITY\n"
+            )
+        if argv[0] == "qsub":
+            return CommandOutput(0, f"{self.cluster.submit()}\n")
+        if argv[0] == "qalter":
+            self.cluster.jobs[argv[-1]].comment = argv[-2]
+            return CommandOutput(0, f"modified context of job {argv[-1]}\n")
+        return CommandOutput(0, self._one(argv[-1]) if "-j" in argv else self._listing())
+
+    def _one(self, name: str) -> str:
+        job = self.cluster.jobs.get(name)
+        if job is None or job.state in ("COMPLETED", "FAILED"):
+            return f"<?xml version='1.0'?>\n<unknown_jobs >\n<ST_name>{name}</ST_name>\n</unknown_jobs>\n"
+        start = int(job.end or 1795912490) - self.LASTS_S
+        limit = f"<qstat_l_requests><CE_name>h_rt</CE_name><CE_stringval>{self.LASTS_S}</CE_stringval>"
+        limit = f"{limit}</qstat_l_requests>" if job.end is not None else ""
+        return (
+            f"<detailed_job_info><djob_info><element><JB_job_number>{job.id}</JB_job_number>"
+            f"<JB_owner>me</JB_owner><JB_hard_resource_list>{limit}</JB_hard_resource_list>"
+            f"<JB_ja_tasks><ulong_sublist><JAT_status>128</JAT_status><JAT_task_number>1</JAT_task_number>"
+            f"<JAT_start_time>{start}</JAT_start_time></ulong_sublist></JB_ja_tasks>"
+            "</element></djob_info></detailed_job_info>\n"
+        )
+
+    def _listing(self) -> str:
+        rows = "".join(
+            f"<job_list><JB_job_number>{job.id}</JB_job_number><state>{self.WORDS[job.state]}</state></job_list>"
+            for job in self.cluster.jobs.values()
+            if job.state in self.WORDS
+        )
+        return f"<job_info><queue_info>{rows}</queue_info></job_info>\n"
 
 
 def asked_directly(module: Any) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,8 +142,17 @@ class BatchConformance:
         assert len(commands) == 2
         for host, command in zip(hosts, commands, strict=True):
             assert host.name in command[:-1] or any(host.name in word for word in command)
-            if command[0] != "ssh":
-                assert list(command[-6:]) == [*argv, "--name", host.name]
+            there = [*argv, "--name", host.name]
+            # Where a shell over there takes the words apart once more, they are one.
+            assert list(command[-len(there) :]) == there or command[-1] == shlex.join(there)
+
+    def test_what_is_said_of_its_kind(self) -> None:
+        batch = self.inside(end=None)
+        kind = type(batch)
+        assert kind.kind == batch.kind and kind.launchers and not kind.restarted({})
+        assert not kind.inside({})
+        assert batch.requeueable().strip() and "\n" not in batch.requeueable()
+        assert batch.script_pid() is None or batch.script_pid() > 1
 
     def test_the_version(self) -> None:
         said = self.inside(end=None).version()

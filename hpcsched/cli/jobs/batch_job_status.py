@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -39,9 +40,11 @@ def ask(run: RunStatus) -> None:
     def question() -> None:
         from hpcsched.batch import batch_of
 
-        batch = batch_of(kind, cluster=cluster)
-        state = str(batch.job_state(job_id))
-        answers.append((state, batch.why_waiting(job_id) if state in ("PENDING", "HELD") else ""))
+        # Of a package that is not installed here, or is at fault: nothing can be said.
+        with contextlib.suppress(Exception):
+            batch = batch_of(kind, cluster=cluster)
+            state = str(batch.job_state(job_id))
+            answers.append((state, batch.why_waiting(job_id) if state in ("PENDING", "HELD") else ""))
 
     # The command it starts has a deadline of its own, longer than people wait for `status`.
     thread = threading.Thread(target=question, daemon=True)

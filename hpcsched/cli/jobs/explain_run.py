@@ -154,13 +154,13 @@ def commands(record: RunRecord, root: Path, smaller: Smaller) -> str:
     kind = record.allocation.get("kind") or "none"
     if kind == "slurm":
         again = f"sbatch --nodes={smaller.nodes} --gres=gpu:{smaller.gpus} SCRIPT"
-    elif kind == "lsf":
+    elif kind != "none":
         again = (
             f"the script again with {plural(smaller.nodes, 'host')} and {plural(smaller.gpus, 'GPU')} on each"
         )
     else:
         again = f"hpcsched run --resume{where} --devices {_devices(record.devices, smaller)}"
-    return f"`hpcsched drain{where}`, then " + (again if kind == "lsf" else f"`{again}`")
+    return f"`hpcsched drain{where}`, then " + (f"`{again}`" if kind in ("slurm", "none") else again)
 
 
 def _devices(spec: str, smaller: Smaller) -> str:

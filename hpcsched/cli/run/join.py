@@ -18,13 +18,13 @@ _WAIT = "Longest wait for the run's agent, such as 10m (10m)."
 @option("--time", "-t", "lasts_s", metavar="T", type=seconds, help=_TIME)
 @option("--wait", "wait_s", metavar="T", type=seconds, default="10m", help=_WAIT)
 @click.option("--devices", metavar="SPEC", help="Devices here; default: as the run's agent opens its own.")
-@option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf or none.")
+@option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf, sge or none.")
 @option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
 @option(
     "--launcher",
     metavar="L",
     default="auto",
-    help="Start of node agents: auto, srun, blaunch, jsrun, ssh or local.",
+    help="Start of node agents: auto, srun, blaunch, jsrun, qrsh, ssh or local.",
 )
 @option("--pyslurm", metavar="W", default="auto", help="auto, or off: Slurm's commands only.")
 @click.pass_context

@@ -89,13 +89,13 @@ _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; t
 @option("--resume", is_flag=True, help="Continue the run in the run directory, if there is one.")
 @option("--update", is_flag=True, help=_UPDATE)
 @option("--retry", is_flag=True, help="With --resume: run all failed jobs again, changed or not.")
-@option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf or none.")
+@option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf, sge or none.")
 @option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
 @option(
     "--launcher",
     metavar="L",
     default="auto",
-    help="Start of node agents: auto, srun, blaunch, jsrun, ssh or local.",
+    help="Start of node agents: auto, srun, blaunch, jsrun, qrsh, ssh or local.",
 )
 @option("--interface", metavar="I", help="Network interface (or address) for connections between hosts.")
 @option("--margin", type=Number(min=0), default=60.0, help=_MARGIN)
@@ -247,6 +247,7 @@ def conduct(
     from hpcsched.agent.inbox import Inbox
     from hpcsched.agent.request import RunRequest
     from hpcsched.batch import open_batch
+    from hpcsched.batch.kinds import restarted
     from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
     from hpcsched.cli.run import waited
     from hpcsched.cli.run.live import Narrator
@@ -316,7 +317,7 @@ def conduct(
         jobs=given,
         where=str(jobs or ("run" if made else "submit")),
         update=update,
-        retry=retry and os.environ.get("SLURM_RESTART_COUNT", "0") == "0",
+        retry=retry and not restarted(os.environ),
         workdir=str(Path.cwd()),
         policy=name,
         policy_options=options,

@@ -55,12 +55,12 @@ Finding = tuple[str, bool, str]
     default="auto",
     help="Devices: auto, cuda[:N], cpu:N, replay:N[@SPEED] or replay:NODE.toml[@SPEED].",
 )
-@option("--batch", metavar="KIND", default="auto", help="Batch system: auto, slurm, lsf or none.")
+@option("--batch", metavar="KIND", default="auto", help="Batch system: auto, slurm, lsf, sge or none.")
 @option(
     "--launcher",
     metavar="L",
     default="auto",
-    help="Start of node agents: auto, srun, blaunch, jsrun, ssh or local.",
+    help="Start of node agents: auto, srun, blaunch, jsrun, qrsh, ssh or local.",
 )
 @option("--hosts", metavar="A,B,...", default="", help="Hosts, where no batch system grants them.")
 @option("--pyslurm", metavar="auto|off", default="auto", help="auto, or off: Slurm's commands only.")
@@ -231,7 +231,9 @@ def _compute_modes(devices: Sequence[Device]) -> Iterator[Finding]:
 def _allocation(system: BatchSystem, findings: list[Finding]) -> Allocation | None:
     """The allocation around us, if there is one; what was found of it goes onto `findings`."""
     if system.kind == "none":
-        there = [n for n, tool in (("Slurm", "squeue"), ("LSF", "bjobs")) if shutil.which(tool)]
+        from hpcsched.batch.kinds import COMMANDS
+
+        there = [n for n, tool in COMMANDS.items() if shutil.which(tool)]
         said = f"not inside a job; commands found: {', '.join(there) or 'none'}"
         findings.append(("batch system", True, said))
         allocation = system.allocation()
@@ -263,7 +265,7 @@ def _allocation(system: BatchSystem, findings: list[Finding]) -> Allocation | No
         left = allocation.deadline - time.time()
         end = datetime.fromtimestamp(allocation.deadline).astimezone().strftime("%Y-%m-%dT%H:%M:%S%z")
         findings.append(("time left", left > 0, f"{clock(max(0.0, left))}, until {end}"))
-    findings.append(("requeue", True, _requeue(allocation)))
+    findings.append(("requeue", True, system.requeueable()))
     if why := allocation.refused.get("chain"):
         findings.append(("chain", True, f"not possible: {why}"))
     findings.append(("time to save", True, _ending(system, allocation)))
@@ -291,22 +293,6 @@ def _ending(system: BatchSystem, allocation: Allocation) -> str:
     grace = "a grace" if preemption.grace_s is None else f"a grace of {preemption.grace_s:g} s"
     then = "requeued" if preemption.requeues else "cancelled"
     return f"{text}; jobs may be preempted: with {grace}, and {then}"
-
-
-def _requeue(allocation: Allocation) -> str:
-    """Whether this job can go back into its queue; not being able to is no fault."""
-    if allocation.kind == "lsf":
-        codes = os.environ.get("LSB_EXIT_REQUEUE")
-        return f"possible, by exit code {codes}" if codes else 'not possible: submit with #BSUB -Q "99"'
-    from hpcsched.batch.command import run_command
-
-    try:
-        said = run_command(("scontrol", "-o", "show", "job", str(allocation.id)), environ=os.environ).out
-    except BatchError as error:
-        return f"not known: {error}"
-    if "Requeue=1" in said.split():
-        return "possible"
-    return "not possible: submit with #SBATCH --requeue" if "Requeue=0" in said else "not known"
 
 
 def _hosts(system: BatchSystem, allocation: Allocation, root: Path, devices: str) -> Iterable[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +12,17 @@ from hpcsched.batch.base import BatchJobState, BatchSystem
 from hpcsched.batch.local import Local
 from hpcsched.batch.lsf import Lsf
 from hpcsched.batch.pyslurm import PySlurm
+from hpcsched.batch.sge import Sge
 from hpcsched.batch.slurm import Slurm
 from hpcsched.testing.batch import (
     LSF_JOB,
+    SGE_HOSTS,
+    SGE_JOB,
     SLURM_JOB,
     FakeCluster,
     FakeJob,
     FakeLsfCommands,
+    FakeSgeCommands,
     FakeSlurmCommands,
     asked_directly,
     fake_pyslurm,
@@ -112,6 +117,43 @@ class TestLsfWithJsrun(TestLsf):
 
     def make(self, known: FakeCluster, environ: dict[str, str]) -> BatchSystem:
         return Lsf(environ, run=FakeLsfCommands(known), launcher="jsrun", hostname="batch5")
+
+
+class TestSge(BatchConformance):
+    copies_script = gives_back = False
+
+    @pytest.fixture(autouse=True)
+    def _spool(self, tmp_path: Path) -> None:
+        (tmp_path / "hosts").write_text(SGE_HOSTS)
+        for name, forbidden in (("main", 0), ("strict", 1)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "config").write_text(f"forbid_reschedule={forbidden}\nnotify=60\n")
+            (tmp_path / name / "job_pid").write_text("4711\n")
+        self.job = {
+            **SGE_JOB,
+            "PE_HOSTFILE": str(tmp_path / "hosts"),
+            "SGE_JOB_SPOOL_DIR": str(tmp_path / "main"),
+        }
+
+    def inside(self, *, end: float | None, requeueable: bool = True) -> BatchSystem:
+        spool = self.job["SGE_JOB_SPOOL_DIR"]
+        environ = self.job if requeueable else {**self.job, "SGE_JOB_SPOOL_DIR": spool[:-4] + "strict"}
+        return Sge(environ, run=FakeSgeCommands(self.known(end=end)))
+
+    def outside(self) -> BatchSystem:
+        return Sge({}, run=FakeSgeCommands(self.known()))
+
+    def silent(self) -> BatchSystem:
+        return Sge(self.job, run=FakeSgeCommands(self.known(answers=False)))
+
+    def lives(self) -> tuple[BatchSystem, dict[str, BatchJobState]]:
+        known = {job if job != "11" else "31": state for job, state in LIVES.items()}
+        return Sge({}, run=FakeSgeCommands(self.known())), known
+
+    def known(self, *, end: float | None = None, answers: bool = True) -> FakeCluster:
+        made = cluster("11", end=end, answers=answers)
+        made.jobs["31"] = FakeJob("31", STATES["11"])
+        return made
 
 
 class TestLocal(BatchConformance):
