@@ -105,6 +105,7 @@ SCRIPT_KEYS = {
     "directives": many(printed(""), 'a list of further directives, such as "--exclusive"'),
     "gpu_option": one_of("gres", "gpus-per-node", "gpu", "none"),
     "host_option": one_of("span", "nnodes"),
+    "pe": printed("a parallel environment (SGE)"),
 }
 """What may stand in the table [script]."""
 

@@ -167,7 +167,7 @@ class BatchSystem(Protocol):
 
     def why_waiting(self, job_id: str) -> str:
         """The batch system's word for why a job waits or is held; "" where it has none. Never raises."""
-        ...
+        return ""
 
     def requeue(self) -> int:
         """Requeue this job; returns the exit code to leave with, at once, for that to happen.

@@ -40,9 +40,6 @@ class Local(BatchSystem):
     def job_state(self, job_id: str) -> BatchJobState:
         return BatchJobState.UNKNOWN
 
-    def why_waiting(self, job_id: str) -> str:
-        return ""
-
     def requeue(self) -> int:
         raise BatchError("there is no batch system here that could put the job back into its queue")
 

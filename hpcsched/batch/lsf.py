@@ -144,9 +144,6 @@ class Lsf(BatchSystem):
         except BatchError:
             return BatchJobState.UNKNOWN
 
-    def why_waiting(self, job_id: str) -> str:
-        return ""
-
     def requeue(self) -> int:
         """See `BatchSystem`: LSF puts a job back that leaves with a code agreed on when it was submitted."""
         code = lsf_text.requeue_code(self._environ.get("LSB_EXIT_REQUEUE", ""))

@@ -104,6 +104,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched script slurm jobs.toml --time 4h --gpus-per-node 4 -o job.sbatch",
         "hpcsched script lsf jobs.toml --time 4h --gpus-per-node 4 -o job.lsf",
         "hpcsched script slurm jobs.toml --advice advice.json -o job.sbatch",
+        "hpcsched script sge jobs.toml --time 4h --gpus-per-node 4 --cpus-per-gpu 4 -o job.sge",
     ),
     "doctor": ("hpcsched doctor", "hpcsched doctor --bundle"),
     "journal": ("hpcsched journal check",),

@@ -22,8 +22,8 @@ def settings(tmp_path: Path, site: str = "", project: str = "", **environ: str) 
 @pytest.mark.parametrize(
     ("text", "key", "accepted"),
     [
-        ('batch = "pbs"', "batch", '"auto", "slurm", "lsf" or "none"'),
-        ('launcher = "mpirun"', "launcher", "srun"),
+        ("batch = 1", "batch", "slurm, lsf, sge, none"),
+        ('launcher = ""', "launcher", "srun"),
         ("hosts = []", "hosts", "host names"),
         ("hosts = [1]", "hosts[0]", "host names"),
         ("margin = -1", "margin", "seconds before the end"),

@@ -1,4 +1,4 @@
-"""The text of batch scripts for Slurm and LSF: what `hpcsched script` prints. Pure: values in, text out."""
+"""The text of batch scripts for Slurm, LSF and SGE: what `hpcsched script` prints. Pure: values in, text out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ SIGNAL_EARLY_S = 60.0
 whole minutes. (Slurm may also warn a minute early: that costs a minute of work, no more.)"""
 
 REQUEUE_CODE = 99
-"""The exit code that has LSF put a job back into its queue: -Q announces it, hpcsched ends with it."""
+"""The exit code that has LSF put a job back into its queue: -Q announces it, hpcsched ends with it.
+SGE has no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class Wrapper:
     chain_script: Path | None = None
     gpu_option: str | None = None
     host_option: str | None = None
+    pe: str | None = None
     modules: Sequence[str] = ()
     setup: Sequence[str] = ()
     directives: Sequence[str] = ()
@@ -129,6 +131,36 @@ def lsf(wrapper: Wrapper) -> str:
     return _script(w, "BSUB", [*lines, *w.directives], index="LSB_JOBINDEX-1")
 
 
+def sge(wrapper: Wrapper) -> str:
+    """The script for qsub."""
+    w, several = wrapper, len(wrapper.sets) > 1
+    number = "$JOB_ID.$TASK_ID" if several else "$JOB_ID"
+    lines = [
+        f"-N {_value(w.name)}",
+        f"-wd {_value(str(w.workdir))}",
+        f"-o {_value(f'{w.workdir}/{w.name}-{number}.out', more='$')}",
+        "-j y",
+        "-S /bin/bash",
+    ]
+    if (slots := w.nodes * w.host_cpus) > 1 or w.pe:
+        lines.append(f"-pe {_value(w.pe or 'smp')} {slots}")
+    if w.gpus and w.gpu_option != "none":
+        lines.append(f"-l gpu={w.gpus}")
+    if w.time_s is not None:
+        lines.append(f"-l h_rt={math.ceil(w.time_s)}")
+    if several:
+        lines.append(f"-t 1-{len(w.sets)}" + (f" -tc {w.max_concurrent}" if w.max_concurrent else ""))
+    lines += [f"{key} {_value(value)}" for key, value in (("-q", w.partition), ("-P", w.account)) if value]
+    if w.mail:
+        lines.append(f"-M {_value(w.mail)} -m ea")
+    # qdel and the time limit warn, by SIGUSR2, as long before SIGKILL as the queue's `notify` says.
+    lines += ["-notify", "-r y" if w.again == "requeue" else "-r n"]
+    return _script(w, "$", [*lines, *w.directives], index="SGE_TASK_ID-1")
+
+
+WRITERS = {"slurm": slurm, "lsf": lsf, "sge": sge}
+
+
 def run_words(wrapper: Wrapper) -> list[str]:
     """The words of `hpcsched run` after the job file and --dir."""
     w = wrapper
@@ -174,9 +206,9 @@ def _script(w: Wrapper, mark: str, directives: Iterable[str], *, index: str) -> 
     return "\n".join(lines) + "\n"
 
 
-def _value(text: str, *, always: bool = False) -> str:
-    """A directive's value; both batch systems take double quotes."""
-    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", text) and not always:
+def _value(text: str, *, always: bool = False, more: str = "") -> str:
+    """A directive's value, in double quotes if it has other characters than words have, and `more`."""
+    if re.fullmatch(rf"[\w@%+=:,./\[\]{more}-]+", text) and not always:
         return text
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
 

@@ -37,7 +37,7 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 
 
 @click.command()
-@click.argument("system", type=click.Choice(["slurm", "lsf"]))
+@click.argument("system", type=click.Choice(list(batch_scripts.WRITERS)))
 @click.argument("sets", metavar="JOBS.toml...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @dir_option
 @click.option(
@@ -60,8 +60,8 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @option("--cpus-per-gpu", type=click.IntRange(min=1), help="CPUs for each GPU.")
 @option("--mem", metavar="SIZE", help="Memory on each node, as sbatch has it: 64G; 0: all (Slurm).")
 @option("--mem-per-gpu", metavar="SIZE", help="Memory for each GPU (Slurm).")
-@option("--partition", "--queue", "-p", metavar="P", help="Partition (Slurm) or queue (LSF).")
-@option("--account", "-A", metavar="A", help="Account (Slurm) or project (LSF).")
+@option("--partition", "--queue", "-p", metavar="P", help="Partition (Slurm) or queue (LSF, SGE).")
+@option("--account", "-A", metavar="A", help="Account (Slurm) or project (LSF, SGE).")
 @option("--name", "-J", metavar="NAME", help="Name of the batch job.")
 @option("--mail", metavar="ADDRESS", help="Address for mails of the batch system.")
 @option(
@@ -86,7 +86,7 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
     default=60.0,
     help="Safety margin before the end, for saving: seconds (60).",
 )
-@option("--launcher", metavar="L", help="Start of node agents: srun, blaunch, jsrun, ssh.")
+@option("--launcher", metavar="L", help="Start of node agents: srun, blaunch, jsrun, qrsh, ssh.")
 @click.option("--setup", metavar="LINE", multiple=True, help="A shell line before the run; can be repeated.")
 @click.option(
     "--directive", metavar="D", multiple=True, help='A further directive ("--exclusive"); can be repeated.'
@@ -102,20 +102,20 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 def script(ctx: click.Context, /, system: str, sets: tuple[Path, ...], **_: Any) -> None:
     """Print a batch script that runs JOBS.toml; with several, an array job with a run for each.
 
-    Defaults come from the table [script] of the settings files. Submit the script with `sbatch FILE`
-    or `bsub < FILE`.
+    Defaults come from the table [script] of the settings files. Submit the script with `sbatch FILE`,
+    `bsub < FILE` (LSF) or `qsub FILE` (SGE).
     """
     given = _Given(ctx)
     output: Path | None = ctx.params["output"]
     wrapper = _wrapper(given, system, sets, output)
-    text = {"slurm": batch_scripts.slurm, "lsf": batch_scripts.lsf}[system](wrapper)
+    text = batch_scripts.WRITERS[system](wrapper)
     if output is None:
         sys.stdout.write(text)
         return
     if output.exists() and not ctx.params["force"]:
         raise ConfigError(where="-o", got=f"{output} is there already", accepted="a new file, or --force")
     write_atomically(output.absolute(), text.encode())
-    how = f"sbatch {shlex.quote(str(output))}" if system == "slurm" else f"bsub < {shlex.quote(str(output))}"
+    how = {"slurm": "sbatch ", "lsf": "bsub < ", "sge": "qsub "}[system] + shlex.quote(str(output))
     click.echo(f"hpcsched: written; submit it with: {how}", err=True)
 
 
@@ -257,6 +257,7 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
         chain_script=output.absolute() if output and again == "chain" else None,
         gpu_option=given.word("gpu_option"),
         host_option=given.word("host_option"),
+        pe=given.word("pe"),
         modules=given.table("modules"),
         setup=[*given.table("setup"), *(_printable("setup", line) for line in given.get("setup") or ())],
         directives=[
@@ -264,7 +265,7 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
             *(_printable("directive", line) for line in given.get("directive") or ()),
         ],
         environment=_environment(given, again),
-        run_options=[*_launcher(given), *kept, *given.passed_on()],
+        run_options=[*_launcher(given, system), *kept, *given.passed_on()],
         made_by=shlex.join(["hpcsched", *sys.argv[1:]]),
         told=given.told,
         **_command_dir(),
@@ -339,8 +340,9 @@ def _memory(given: _Given, system: str, gpus: int) -> tuple[str | None, str | No
     options = {"mem": "--mem", "mem_per_gpu": "--mem-per-gpu"}
     typed = [key for key in options if given.params[key]]
     if typed and system != "slurm":
-        accepted = "--directive '-R \"rusage[mem=...]\"', as the site has it"
-        raise ConfigError(where=options[typed[0]], got="LSF", accepted=accepted)
+        how = {"lsf": "-R \"rusage[mem=...]\"", "sge": "-l h_vmem=..."}[system]
+        accepted = f"--directive '{how}', as the site has it"
+        raise ConfigError(where=options[typed[0]], got=system.upper(), accepted=accepted)
     if system != "slurm":
         return None, None
     # What is typed stands for both keys of the files.
@@ -358,15 +360,17 @@ def _memory(given: _Given, system: str, gpus: int) -> tuple[str | None, str | No
 def _check_again(
     again: str, system: str, sets: Sequence[Path], output: Path | None, at_once: int | None
 ) -> None:
-    if again == "chain" and len(sets) > 1 and system == "lsf":
+    if again == "chain" and len(sets) > 1 and system != "slurm":
         # The follow-up of one element would be the whole array.
         raise ConfigError(where="--chain", got=f"{len(sets)} sets", accepted="one set, or --requeue")
     if again == "chain" and len(sets) > 1 and at_once:
         # Each set is followed by an array of its own.
         raise ConfigError(where="--max-concurrent", got="--chain beside it", accepted="--requeue")
-    if again == "chain" and system == "lsf" and output is None:
+    if again == "chain" and system != "slurm" and output is None:
         raise ConfigError(
-            where="--chain", got="no file", accepted="-o FILE: LSF does not give out the script of a job"
+            where="--chain",
+            got="no file",
+            accepted=f"-o FILE: {system.upper()} does not give out the script of a job",
         )
 
 
@@ -384,11 +388,15 @@ def _dirs(given: _Given, sets: Sequence[Path]) -> list[Path]:
     return [base / name for name in names]
 
 
-def _launcher(given: _Given) -> list[str]:
+def _launcher(given: _Given, system: str) -> list[str]:
+    from hpcsched.batch import kinds
+
     launcher = given.get("launcher", "launcher")
     if launcher is None:
         return []
-    if not config.KEYS["launcher"].admits(launcher):
+    # A site's file may name that of its own batch system, whatever the script is for.
+    known = dict.fromkeys(word for kind in (system, *kinds.BUILT_IN) for word in kinds.load(kind).launchers)
+    if launcher not in ("auto", *known):
         raise ConfigError(where="--launcher", got=repr(launcher), accepted=config.KEYS["launcher"].words)
     return ["--launcher", launcher]
 

@@ -11,7 +11,10 @@ from hpcsched.store.profiles import shipped
 
 ROOT = Path(__file__).resolve().parents[3]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-FOLDERS = ("profiles", "schemas", "site-config", "jobscripts/slurm", "jobscripts/lsf", "jobscripts/marble")
+FOLDERS = (
+    *("profiles", "schemas", "site-config"),
+    *("jobscripts/slurm", "jobscripts/lsf", "jobscripts/sge", "jobscripts/marble"),
+)
 
 
 TAKEN = {

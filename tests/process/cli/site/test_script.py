@@ -47,9 +47,10 @@ def refused(*words: str) -> str:
 
 
 def directives(text: str) -> list[str]:
-    """What follows #SBATCH or #BSUB, without names of jobs and files."""
-    found = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith(("#SBATCH", "#BSUB"))]
-    return [line for line in found if not line.startswith(("--job-name", "--output", "-J", "-o"))]
+    """What follows #SBATCH, #BSUB or #$, without names of jobs and files."""
+    marks, names = ("#SBATCH", "#BSUB", "#$"), ("--job-name", "--output", "-J", "-o", "-N", "-wd", "-cwd")
+    found = [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith(marks)]
+    return [line for line in found if not line.startswith(names)]
 
 
 def last_words(text: str) -> list[str]:
@@ -100,6 +101,23 @@ def test_an_lsf_script_warns_in_whole_minutes_and_requeues_by_exit_code(site: Pa
     ]
     assert last_words(text)[-2:] == ["--margin", "90"]
     check_shell(text)
+
+
+def test_an_sge_script_asks_for_slots_and_is_notified(site: Path) -> None:
+    text = written(
+        *("sge", "a.toml", "--gpus-per-node", "4", "--time", "90m", "--nodes", "2", "--cpus-per-gpu", "8"),
+        *("--queue", "gpu.q", "--account", "p", "--mail", "me@x"),
+    )
+    assert directives(text) == [
+        *("-j y", "-S /bin/bash", "-pe smp 64", "-l gpu=4", "-l h_rt=5400", "-q gpu.q", "-P p"),
+        *("-M me@x -m ea", "-notify", "-r y"),
+    ]
+    assert f"#$ -o {site}/a-$JOB_ID.out" in text.splitlines()
+    many = written("sge", "a.toml", "b.toml", "--gpus-per-node", "1", "--max-concurrent", "1", "--once")
+    assert "-t 1-2 -tc 1" in directives(many) and "-r n" in directives(many)
+    assert '"${dirs[SGE_TASK_ID-1]}"' in many and "-$JOB_ID.$TASK_ID.out" in many
+    check_shell(text)
+    check_shell(many)
 
 
 def test_several_sets_are_an_array_with_a_run_directory_each(site: Path) -> None:
@@ -218,8 +236,9 @@ def test_each_set_of_an_array_may_be_followed_by_itself(site: Path) -> None:
     assert {"--array=0-1", "--no-requeue"} <= set(directives(text)) and "--chain" in last_words(text)
 
 
-def test_lsf_needs_a_file_to_chain(site: Path) -> None:
-    assert "-o FILE" in refused("lsf", "a.toml", "--gpus-per-node", "1", "--chain")
+@pytest.mark.parametrize("system", ["lsf", "sge"])
+def test_a_file_is_needed_to_chain(site: Path, system: str) -> None:
+    assert "-o FILE" in refused(system, "a.toml", "--gpus-per-node", "1", "--chain")
 
 
 def test_a_file_is_replaced_only_by_force(site: Path) -> None:
@@ -261,6 +280,14 @@ def test_the_lsf_examples_say_what_is_printed(site: Path, name: str) -> None:
     )
     assert call("lsf", *SETS[name], *shape).exit_code == 0
     assert directives(example) == directives((site / "out.lsf").read_text())
+    assert last_words(example)[:3] == ["exec", "hpcsched", "run"]
+    check_shell(example)
+
+
+def test_the_sge_example_says_what_is_printed(site: Path) -> None:
+    example = (ROOT / "jobscripts/sge/single.sge").read_text()
+    shape = ("--gpus-per-node", "4", "--cpus-per-gpu", "4", "--time", "4h")
+    assert directives(example) == directives(written("sge", "a.toml", *shape))
     assert last_words(example)[:3] == ["exec", "hpcsched", "run"]
     check_shell(example)
 
