@@ -67,6 +67,17 @@ EXPERIMENTAL = (
         words=("LSF", "lsf", "blaunch", "jsrun"),
     ),
     Feature(
+        "SGE",
+        "tried on Son of Grid Engine 8.1.9, on one host with pretended GPUs",
+        pages=("sge.md",),
+        words=("SGE", "sge", "qrsh"),
+    ),
+    Feature(
+        "Batch systems of other packages",
+        "the entry point `hpcsched.batch` is tested with a stand-in; nobody has written one yet",
+        pages=(),
+    ),
+    Feature(
         "Nodes given back",
         "tried on Slurm 22.05 with virtual nodes and no accounting database; never on an LSF",
         pages=("slurm.md",),

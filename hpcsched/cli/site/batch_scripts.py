@@ -1,4 +1,4 @@
-"""The text of batch scripts for Slurm, LSF and SGE: what `hpcsched script` prints. Pure: values in, text out."""
+"""Batch scripts for Slurm, LSF and SGE: what `hpcsched script` prints. Pure: values in, text out."""
 
 from __future__ import annotations
 
