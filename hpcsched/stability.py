@@ -75,7 +75,7 @@ EXPERIMENTAL = (
     Feature(
         "Batch systems of other packages",
         "the entry point `hpcsched.batch` is tested with a stand-in; nobody has written one yet",
-        pages=(),
+        pages=("sge.md",),
     ),
     Feature(
         "Nodes given back",

@@ -180,7 +180,7 @@ def test_over_there_it_says_what_it_sees_in_one_line(tmp_path: Path) -> None:
 
 def test_a_word_that_is_not_accepted_is_refused_in_one_line() -> None:
     done = CliRunner().invoke(cli, ["doctor", "--batch", "pbs"])
-    assert "auto, slurm, lsf, none" in str(done.exception)
+    assert "auto, slurm, lsf, sge, none" in str(done.exception)
 
 
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
