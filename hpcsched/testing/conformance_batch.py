@@ -152,7 +152,8 @@ class BatchConformance:
         assert kind.kind == batch.kind and kind.launchers and not kind.restarted({})
         assert not kind.inside({})
         assert batch.requeueable().strip() and "\n" not in batch.requeueable()
-        assert batch.script_pid() is None or batch.script_pid() > 1
+        pid = batch.script_pid()
+        assert pid is None or pid > 1
 
     def test_the_version(self) -> None:
         said = self.inside(end=None).version()

@@ -117,7 +117,7 @@ def test_a_shipped_site_file_is_found_by_its_bare_name_and_right(path: Path, tmp
 
 
 def test_an_unknown_bare_name_lists_the_shipped_ones(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'sumit'.*generic-lsf, generic-sge, generic-slurm, single-node, summit-like"):
+    with pytest.raises(ConfigError, match=r"'sumit'.*generic-lsf, generic-sge, generic-slurm, single"):
         settings(tmp_path, HPCSCHED_SITE_CONFIG="sumit")
 
 

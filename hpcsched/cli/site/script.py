@@ -340,7 +340,7 @@ def _memory(given: _Given, system: str, gpus: int) -> tuple[str | None, str | No
     options = {"mem": "--mem", "mem_per_gpu": "--mem-per-gpu"}
     typed = [key for key in options if given.params[key]]
     if typed and system != "slurm":
-        how = {"lsf": "-R \"rusage[mem=...]\"", "sge": "-l h_vmem=..."}[system]
+        how = {"lsf": '-R "rusage[mem=...]"', "sge": "-l h_vmem=..."}[system]
         accepted = f"--directive '{how}', as the site has it"
         raise ConfigError(where=options[typed[0]], got=system.upper(), accepted=accepted)
     if system != "slurm":
