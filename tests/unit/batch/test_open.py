@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from importlib.metadata import EntryPoint
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -126,7 +125,7 @@ class Half(Pbs):
 
 
 @pytest.fixture
-def added(monkeypatch: pytest.MonkeyPatch) -> None:
+def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Packages with adapters: a good one, one that is not finished, none, and one that is not there."""
     here = __name__
     given = {
@@ -136,8 +135,15 @@ def added(monkeypatch: pytest.MonkeyPatch) -> None:
         "lost": "no_such_module:X",
     }
     monkeypatch.setitem(sys.modules, here, sys.modules[__name__])
-    points = {name: EntryPoint(name, value, kinds.GROUP) for name, value in sorted(given.items())}
-    monkeypatch.setattr(kinds, "_added", lambda: points)
+    info = tmp_path / "adapters-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: adapters\nVersion: 1.0\n")
+    lines = [f"{name} = {value}" for name, value in sorted(given.items())]
+    (info / "entry_points.txt").write_text("\n".join((f"[{kinds.GROUP}]", *lines)) + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kinds._added.cache_clear()
+    yield
+    kinds._added.cache_clear()
 
 
 @pytest.mark.usefixtures("added")
