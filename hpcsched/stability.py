@@ -68,7 +68,7 @@ EXPERIMENTAL = (
     ),
     Feature(
         "SGE",
-        "tried on Son of Grid Engine 8.1.9, on one host with pretended GPUs",
+        "tried on Son of Grid Engine 8.1.9, on two virtual hosts with pretended GPUs",
         pages=("sge.md",),
         words=("SGE", "sge", "qrsh"),
     ),

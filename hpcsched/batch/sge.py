@@ -1,6 +1,6 @@
 """SGE (Sun, Open, Son of and Univa Grid Engine), by its own commands.
 
-Tried on Son of Grid Engine 8.1.9, as Debian has it, on one host.
+Tried on Son of Grid Engine 8.1.9, as Debian has it, on two virtual hosts.
 """
 
 from __future__ import annotations

@@ -82,3 +82,19 @@ def test_what_the_adapter_is_told(sge: Any, request: pytest.FixtureRequest) -> N
     assert kind == "sge" and rest.startswith(f"{job} [(") and rest.endswith(", 3)] True")
     assert lines[1] == "True 20.0 possible, by exit code 99 True"
     assert re.fullmatch(r"\S*GE [\d.]+\S* RUNNING ENDED \[12, 15\]", lines[2])
+
+
+def test_two_hosts(sge: Any) -> None:
+    """Node agents come by `qrsh -inherit`, and a job over both hosts saves when the batch job is deleted."""
+    if sge.hosts < 2:
+        pytest.skip("no second host here: it takes root, ip and unshare")
+    del sge.settings["HPCSCHED_INTERFACE"]
+    (sge.work / "site.toml").write_text('[script]\npe = "nodes"\n')
+    (sge.work / "wide.toml").write_text(LONG + "nodes = 2\n")
+    job = sge.submit("wide", ["wide.toml"], "--time", "10m", "--nodes", "2")
+    sge.at_work("wide")
+    assert f"sge job {job} on 2 hosts with 4 x replay" in sge.log("wide")
+    sge.run("qdel", job)
+    sge.until(lambda: "not by itself: its batch job was cancelled" in sge.log("wide"))
+    assert "saved at step" in sge.log("wide")
+    sge.until(lambda: job not in sge.run("qstat"))
