@@ -88,7 +88,7 @@ def test_two_hosts(sge: Any) -> None:
     """Node agents come by `qrsh -inherit`, and a job over both hosts saves when the batch job is deleted."""
     if sge.hosts < 2:
         pytest.skip("no second host here: it takes root, ip and unshare")
-    del sge.settings["HPCSCHED_INTERFACE"]
+    del sge.settings["HPCSCHED_INTERFACE"], sge.env["HPCSCHED_INTERFACE"]
     (sge.work / "site.toml").write_text('[script]\npe = "nodes"\n')
     (sge.work / "wide.toml").write_text(LONG + "nodes = 2\n")
     job = sge.submit("wide", ["wide.toml"], "--time", "10m", "--nodes", "2")
