@@ -86,8 +86,6 @@ def test_what_the_adapter_is_told(sge: Any, request: pytest.FixtureRequest) -> N
 
 def test_two_hosts(sge: Any) -> None:
     """Node agents come by `qrsh -inherit`, and a job over both hosts saves when the batch job is deleted."""
-    if sge.hosts < 2:
-        pytest.skip("no second host here: it takes root, ip and unshare")
     del sge.settings["HPCSCHED_INTERFACE"], sge.env["HPCSCHED_INTERFACE"]
     (sge.work / "site.toml").write_text('[script]\npe = "nodes"\n')
     (sge.work / "wide.toml").write_text(LONG + "nodes = 2\n")
