@@ -91,6 +91,12 @@ EXPERIMENTAL = (
         commands=("join",),
     ),
     Feature(
+        "Allocations as needed",
+        "tried on a small Slurm with stand-ins for trainings, not yet on a large one",
+        pages=("pool.md",),
+        commands=("pool",),
+    ),
+    Feature(
         "Saving from outside",
         "`suspend_command` and `resume_command` are tested with programs that stand for CRIU and DMTCP",
         pages=("troubleshooting.md",),

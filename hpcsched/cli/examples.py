@@ -38,6 +38,16 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched join --dir RUN",
         "hpcsched join --dir RUN --time 2h",
     ),
+    "pool": ("hpcsched pool start pool.toml --dry-run", "hpcsched pool status pool.toml"),
+    "pool start": (
+        "hpcsched pool start pool.toml --dry-run",
+        "hpcsched pool start pool.toml --detach",
+        "hpcsched pool start pool.toml --once",
+    ),
+    "pool status": ("hpcsched pool status pool.toml", "hpcsched pool status --json"),
+    "pool pause": ("hpcsched pool pause pool.toml",),
+    "pool resume": ("hpcsched pool resume pool.toml",),
+    "pool stop": ("hpcsched pool stop pool.toml", "hpcsched pool stop pool.toml --now"),
     "drain": ("hpcsched drain", "hpcsched drain --no-wait"),
     "logs": ("hpcsched logs train -f", "hpcsched logs 3 -n 20"),
     "metrics": (

@@ -23,6 +23,7 @@ _GROUPS = {
         "submit": ("jobs.control:submit", "Put jobs into a run, running now or next."),
         "drain": ("jobs.control:drain", "Save all jobs and stop the run."),
         "join": ("run.join:join", "Lend the hosts of this allocation to a run in another one."),
+        "pool": ("pool.group:pool", "Ask for allocations as a run needs them, and give them back."),
         "clean": ("run.clean:clean", "What runs that are over have left on disk; removes what you ask for."),
         "tune": ("run.tune:tune", "Search hyperparameters of a program or a trainer: Hyperband, ASHA."),
     },

@@ -27,7 +27,8 @@ class Wrapper:
     `again` is what happens when time is up and work is left: requeue, chain (a follow-up job) or once.
     `told` are the settings for the header: (name, value, where from). `bin_dir` is where the command
     `hpcsched` is, `bin_first` whether it goes before the rest of PATH; `run_options` are more words for
-    `run`.
+    `run`. `command`: words after `hpcsched`, instead of a run of the sets. `output_dir` is where the batch
+    job's output goes (None: `workdir`).
     """
 
     name: str
@@ -61,6 +62,9 @@ class Wrapper:
     bin_first: bool = False
     made_by: str = "hpcsched script"
     told: Sequence[tuple[str, str, str]] = ()
+    command: Sequence[str] = ()
+    gpu_type: str | None = None
+    output_dir: Path | None = None
 
     @property
     def warning_s(self) -> float:
@@ -76,7 +80,7 @@ class Wrapper:
 def slurm(wrapper: Wrapper) -> str:
     """The script for sbatch."""
     w, several = wrapper, len(wrapper.sets) > 1
-    folder = str(w.workdir).replace("%", "%%")
+    folder = str(w.output_dir or w.workdir).replace("%", "%%")
     number = "%A_%a" if several else "%j"
     lines = [
         f"--job-name={_value(w.name)}",
@@ -87,7 +91,8 @@ def slurm(wrapper: Wrapper) -> str:
     ]
     if w.gpus and w.gpu_option != "none":
         by_host = w.gpu_option == "gpus-per-node"
-        lines.append(f"--gpus-per-node={w.gpus}" if by_host else f"--gres=gpu:{w.gpus}")
+        gpus = f"{w.gpu_type}:{w.gpus}" if w.gpu_type else str(w.gpus)
+        lines.append(f"--gpus-per-node={gpus}" if by_host else f"--gres=gpu:{gpus}")
     if w.cpus or w.cpus_per_gpu:
         lines.append(f"--cpus-per-task={w.host_cpus}")
     lines += [f"--mem={w.mem}"] if w.mem else [f"--mem-per-gpu={w.mem_per_gpu}"] if w.mem_per_gpu else []
@@ -190,18 +195,19 @@ def _script(w: Wrapper, mark: str, directives: Iterable[str], *, index: str) -> 
         folder = shlex.quote(str(w.bin_dir))
         lines.append(f'export PATH={folder}:"$PATH"' if w.bin_first else f'export PATH="$PATH":{folder}')
     lines.append("")
-    words = shlex.join(run_words(w))
-    if len(w.sets) > 1:
+    if w.command:
+        what = shlex.join(w.command)
+    elif len(w.sets) > 1:
         lines += ["sets=(", *(f"    {shlex.quote(str(path))}" for path in w.sets), ")"]
         lines += ["dirs=(", *(f"    {shlex.quote(str(path))}" for path in w.dirs), ")"]
-        where = f'"${{sets[{index}]}}" --dir "${{dirs[{index}]}}"'
+        what = f'run "${{sets[{index}]}}" --dir "${{dirs[{index}]}}" {shlex.join(run_words(w))}'
     else:
-        where = f"{shlex.quote(str(w.sets[0]))} --dir {shlex.quote(str(w.dirs[0]))}"
+        what = shlex.join(["run", str(w.sets[0]), "--dir", str(w.dirs[0]), *run_words(w)])
     # A shell that waited for its child would keep the batch system's signals to itself.
     lines += [
         "trap '' USR2  # a warning that comes while hpcsched is still starting must not end it",
         "# exec: the batch system's signals must reach hpcsched, not a shell.",
-        f"exec hpcsched run {where} {words}",
+        f"exec hpcsched {what}",
     ]
     return "\n".join(lines) + "\n"
 

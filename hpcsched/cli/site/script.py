@@ -268,7 +268,7 @@ def _wrapper(given: _Given, system: str, sets: Sequence[Path], output: Path | No
         run_options=[*_launcher(given, system), *kept, *given.passed_on()],
         made_by=shlex.join(["hpcsched", *sys.argv[1:]]),
         told=given.told,
-        **_command_dir(),
+        **command_dir(),
     )
     if time_s is not None and time_s <= margin_s:
         raise ConfigError(
@@ -414,7 +414,7 @@ def _environment(given: _Given, again: str) -> dict[str, str]:
     return found
 
 
-def _command_dir() -> dict[str, Any]:
+def command_dir() -> dict[str, Any]:
     """The command's folder, and whether it is of an activated environment, whose python the jobs use."""
     command = shutil.which("hpcsched", path=str(Path(sys.executable).parent)) or shutil.which("hpcsched")
     if command is None:

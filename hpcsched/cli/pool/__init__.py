@@ -1,0 +1,1 @@
+"""The command `pool`: allocations asked for as a run needs them."""

@@ -1,0 +1,1 @@
+"""Allocations as needed: asked for while a run has work for them, within caps, and given back."""

@@ -1,0 +1,131 @@
+"""When a run's queue ends with the allocations that there are, and with one more: by the product's own core
+on a virtual clock.
+
+Pure. The rest of each job's work is simulated, on hosts that come and go as their allocations do. The run's
+own end is not looked at: another allocation leads it then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hpcsched.core import events as ev
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import Device, JobSpec, JobState
+from hpcsched.core.processes import Program
+from hpcsched.core.profile import Profile
+from hpcsched.errors import ConfigError
+from hpcsched.pool.deciding import Forecast
+from hpcsched.sim.engine import Simulation
+from hpcsched.sim.past_run import CANCELLED, FAILED, past_of
+
+MOST_JOBS = 1000
+"""Jobs that are simulated in a round (chosen): with more of them it is not known when they end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rest:
+    """What is left to do, and how. `speed`: seconds of the run in one of the clock (1, but of stand-ins)."""
+
+    jobs: Sequence[JobSpec]
+    profiles: Sequence[Profile]
+    policy: str = "marble"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parallel: Sequence[Program] = ()
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Hosts that come together: `gpus` on each of `nodes`, in `start_s` seconds, and then for `lasts_s`."""
+
+    gpus: int
+    nodes: int = 1
+    start_s: float = 0.0
+    lasts_s: float = math.inf
+
+
+def rest_of(machine: Machine, speed: float) -> Rest | None:
+    """What a run has still to do; None where that is not known of some job, or there are too many."""
+    past = past_of(machine)
+    unknown = [job for why, ids in past.left_out.items() if why not in (CANCELLED, FAILED) for job in ids]
+    left = {job.id for job in machine.run.jobs.values() if not job.state.final}
+    if set(unknown) & left:
+        return None
+    jobs = []
+    for job_id, spec in zip(past.ids, past.jobs, strict=True):
+        job = machine.run.jobs[job_id]
+        if job.state.final or job.state is JobState.HELD:
+            continue
+        done = job.step or 0
+        jobs.append(replace(spec, submit_at=0.0, steps=max(1, (spec.steps or 1) - done)))
+    if len(jobs) > MOST_JOBS:
+        return None
+    names = {spec.name for spec in jobs}
+    held = {job.spec.name for job in machine.run.jobs.values() if job.state is JobState.HELD}
+    ready = [spec for spec in jobs if not held & set(spec.after)]
+    ready = [replace(one, after=tuple(name for name in one.after if name in names)) for one in ready]
+    policy = machine.decisions.policy
+    return Rest(
+        jobs=ready,
+        profiles=past.profiles,
+        policy=policy.name if policy else "marble",
+        options=machine.decisions.options,
+        parallel=tuple(sorted(machine.estimates.parallel)),
+        speed=speed,
+    )
+
+
+def forecast(rest: Rest, blocks: Sequence[Block], idle_s: float) -> Forecast | None:
+    """When the rest is done in these blocks, of which the first is that of the run's agent; None where that
+    cannot be simulated. `idle_s`: after so long hosts that nothing uses are given back."""
+    if not blocks:
+        return Forecast(end_s=math.inf, gpu_s=math.inf)
+    first = min(blocks, key=lambda one: one.start_s)
+    others = [one for one in blocks if one is not first]
+    speed, begins = rest.speed, first.start_s
+    index, events = first.gpus * first.nodes, []
+    there: dict[str, tuple[Block, list[int]]] = {}
+    for number, block in enumerate(others):
+        hosts = [f"block{number}-{node}" for node in range(block.nodes)]
+        at = (block.start_s - begins) * speed
+        devices = []
+        for host in hosts:
+            indices = list(range(index, index + block.gpus))
+            there[host] = block, indices
+            devices += [Device(index=i, host=host, kind="simulated", handle=str(i)) for i in indices]
+            index += block.gpus
+        ends = {} if math.isinf(block.lasts_s) else dict.fromkeys(hosts, at + block.lasts_s * speed)
+        events.append(ev.HostsJoined(at=at, devices=tuple(devices), ends=ends))
+    try:
+        machine = Simulation(
+            rest.jobs,
+            rest.profiles,
+            gpus=first.gpus,
+            nodes=first.nodes,
+            policy=rest.policy,
+            options=rest.options,
+            happenings=events,
+            parallel=rest.parallel,
+        ).run()
+    except ConfigError:
+        return None
+    jobs = machine.run.jobs.values()
+    if not all(job.state.final for job in jobs):
+        return Forecast(end_s=math.inf, gpu_s=math.inf)
+    over = max((job.ended_s or 0.0 for job in jobs), default=0.0) / speed
+    gpu_s = min(over, first.lasts_s) * first.gpus * first.nodes
+    busy: dict[int, float] = {}
+    for job in jobs:
+        for attempt in job.attempts:
+            for gpu in attempt.gpus:
+                busy[gpu] = max(busy.get(gpu, 0.0), (attempt.end_s or 0.0) / speed)
+    for block, indices in there.values():
+        start = block.start_s - begins
+        last = max((busy.get(i, 0.0) for i in indices), default=0.0)
+        leaves = min(over, max(last, start) + idle_s, start + block.lasts_s)
+        gpu_s += max(0.0, leaves - start) * block.gpus
+    return Forecast(end_s=begins + over, gpu_s=gpu_s)
