@@ -176,8 +176,8 @@ def _join(able: Sequence[Template], at: Situation, foresee: Foresee, refusals: t
     alike = [pair for pair in found if pair[1].end_s <= soonest * (1 + ALIKE)]
     one, then = min(alike, key=lambda pair: (pair[1].gpu_s, pair[1].end_s))
     instead = f"instead of {clock(without.end_s)}" if math.isfinite(without.end_s) else "instead of never"
-    more_h = (then.gpu_s - without.gpu_s) / 3600
-    cost = f", for {more_h:+.2g} GPU-hours" if math.isfinite(more_h) else ""
+    more_h = round((then.gpu_s - without.gpu_s) / 3600, 2) if math.isfinite(without.gpu_s) else 0.0
+    cost = f", for {abs(more_h):g} GPU-hours {'more' if more_h > 0 else 'less'}" if more_h else ""
     why = f"{_jobs(at.work.waiting)}: all would be done in {clock(then.end_s)} {instead}{cost}"
     return Decision(template=one, role=Role.JOIN, why=(why + _wait(one, at), *whys, *refusals))
 

@@ -180,13 +180,14 @@ def parse_pool(content: str, *, where: str, folder: Path) -> Pool:
     names = [one.name for one in templates]
     if twice := next((name for name in names if names.count(name) > 1), None):
         refuse(where, "template.name", f"{twice!r} twice", "templates with different names")
+    numbers: dict[str, Any] = {key: caps[key] for key in (*needed, "failures") if key in caps}
+    numbers |= {f"{key}_s": parse_duration(caps[key]) for key in ("idle", "period") if key in caps}
     pool = Pool(
         dir=(folder / Path(found["dir"]).expanduser()).absolute(),
         templates=templates,
         run=run,
         where=where,
-        **{key: caps[key] for key in (*needed, "failures") if key in caps},
-        **{f"{key}_s": parse_duration(caps[key]) for key in ("idle", "period") if key in caps},
+        **numbers,
     )
     if pool.period_s < LEAST_PERIOD_S:
         refuse(where, "pool.period", repr(caps["period"]), POOL["period"].words)

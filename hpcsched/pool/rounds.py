@@ -152,11 +152,13 @@ class Rounds:
                     self._tell(f"{one.name}: job {one.job_id} runs ({one.gpus} GPUs)")
                 one.state, one.note = State.RUNNING, ""
                 one.began = row.start or one.began or self._now()
+                if one.held_s(self._now()) >= AT_ONCE_S:
+                    record.troubles.pop(one.template, None)
             case BatchJobState.ENDED:
                 self._over(record, one, row.start, row.end, seen)
 
     def _vanished(self, record: Record, one: Allocation, seen: Seen) -> None:
-        """The batch system has forgotten it: the accounting may know, else it counts as long as it can have been."""
+        """The batch system has forgotten it: the accounting may know, else the most it can have had counts."""
         if row := self._submissions.accounted(one.job_id, one.name):
             one.word = row.word
             self._over(record, one, row.start, row.end, seen)

@@ -28,7 +28,7 @@ def status_text(record: Record, wanted: Wanted, now: float, *, works: bool) -> s
         f"{used:.3g} of {record.gpu_hours:g} GPU-hours used, up to {promised:.3g} more spoken for",
     ]
     over = [one for one in record.allocations if one.state.over][-_SHOWN:]
-    rows = [("JOB", "TEMPLATE", "ROLE", "STATE", "GPUS", "TIME", "ENDS IN", "NOTE")]
+    rows: list[tuple[str, ...]] = [("JOB", "TEMPLATE", "ROLE", "STATE", "GPUS", "TIME", "ENDS IN", "NOTE")]
     rows += [_row(one, now) for one in (*over, *live)]
     if len(rows) > 1:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

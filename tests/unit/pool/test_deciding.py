@@ -1,0 +1,142 @@
+"""What a pool asks for: within caps and budget, where it pays, backed off after failures, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from hpcsched.pool.deciding import Forecast, Situation, Work, backoff_s, decide
+from hpcsched.pool.foresight import Block, Rest, forecast
+from hpcsched.pool.poolfile import Pool, Template
+from hpcsched.pool.record import Allocation, Role, State, Trouble, Wanted
+from hpcsched.testing.builders import a_job, a_profile
+
+SMALL = Template(name="small", gpus_per_node=2, limit_s=3600.0)
+LARGE = Template(name="large", gpus_per_node=8, limit_s=3600.0, most=1)
+POOL = Pool(
+    dir=Path("/run"), templates=(SMALL, LARGE), max_allocations=4, max_gpus=12, gpu_hours=40.0, idle_s=60.0
+)
+LEADS = Work(waiting=3, running=2, leads=True, wanted_gpus=3)
+
+
+def held(template: Template, role: Role = Role.JOIN, state: State = State.RUNNING, n: int = 1) -> Allocation:
+    return Allocation(
+        name=f"pool-x-{n}",
+        template=template.name,
+        role=role,
+        gpus=template.gpus,
+        limit_s=template.limit_s,
+        asked=0.0,
+        state=state,
+    )
+
+
+def foresee(small: float, large: float, *, without: float = 1000.0, cost: float = 0.0):
+    ends = {None: without, "small": small, "large": large}
+
+    def of(template: Template | None) -> Forecast:
+        key = template.name if template else None
+        return Forecast(end_s=ends[key], gpu_s=5000.0 + (cost if template else 0.0))
+
+    return of
+
+
+def test_it_asks_for_what_ends_the_queue_soonest_and_says_why() -> None:
+    decision = decide(POOL, Situation(now=0.0, work=LEADS, waits={"large": 120.0}), foresee(900.0, 400.0))
+    assert decision.template is LARGE and decision.role is Role.JOIN
+    assert decision.why[0] == "3 jobs wait: all would be done in 6:40 instead of 16:40 (it would wait 2:00)"
+
+
+def test_of_ends_that_are_alike_the_cheaper_one_is_taken() -> None:
+    def of(template: Template | None) -> Forecast:
+        return {
+            None: Forecast(end_s=1000.0, gpu_s=4000.0),
+            "small": Forecast(end_s=410.0, gpu_s=4000.0),
+            "large": Forecast(end_s=400.0, gpu_s=4500.0),
+        }[template.name if template else None]
+
+    assert decide(POOL, Situation(now=0.0, work=LEADS), of).template is SMALL
+
+
+@pytest.mark.parametrize(
+    ("small", "cost", "why"),
+    [
+        (990.0, 0.0, "all is done in 16:40 without it, 0:10 sooner with it"),
+        (900.0, 201.0, "1:40 sooner on 2 GPUs (0.056 GPU-hours) would cost 0.056"),
+        (inf, 0.0, "the queue would not end with it either"),
+    ],
+)
+def test_it_asks_for_nothing_that_does_not_pay(small: float, cost: float, why: str) -> None:
+    pool = replace(POOL, templates=(SMALL,))
+    decision = decide(pool, Situation(now=0.0, work=LEADS), foresee(small, inf, cost=cost))
+    assert decision.template is None and decision.why == (f"small: {why}",)
+
+
+def test_one_allocation_leads_and_only_one_is_asked_for() -> None:
+    work = Work(waiting=5, wanted_gpus=5)
+    first = decide(POOL, Situation(now=0.0, work=work), foresee(800.0, 300.0, without=inf))
+    assert first.template is LARGE and first.role is Role.LEAD
+    for state in (State.ASKED, State.WAITING, State.RUNNING):
+        again = decide(
+            POOL, Situation(now=0.0, work=work, held=[held(LARGE, Role.LEAD, state)]), foresee(1.0, 1.0)
+        )
+        assert again.template is None and "to lead the run" in again.why[0]
+    # Its own end has come, and the hosts that have joined wait for the next one.
+    after = decide(POOL, Situation(now=0.0, work=work, held=[held(SMALL)]), foresee(800.0, 300.0))
+    assert after.template is LARGE and after.role is Role.LEAD
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        ({"held": [held(SMALL, n=i) for i in range(4)]}, "4 allocations wait or run: max_allocations = 4"),
+        ({"held": [held(LARGE)], "used_gpu_s": 0.0}, "large: 1 of it wait or run: its max"),
+        ({"held": [held(SMALL, n=i) for i in range(3)]}, "large: 6 GPUs are asked for or held, 8 more are over"),
+        ({"used_gpu_s": 100000.0, "promised_gpu_s": 20000.0}, "large: up to 8 GPU-hours, and 6.67 of"),
+        ({"refused": {"large": "Invalid account"}}, "large: the batch system would not take it: Invalid account"),
+        ({"troubles": {"large": Trouble(count=2, last=0.0, why="denied")}}, "large: tried again in 2:20: denied"),
+        ({"troubles": {"large": Trouble(count=5, last=0.0, why="denied")}}, "large: set aside after 5 failures"),
+    ],
+)  # fmt: skip
+def test_no_cap_is_passed_and_no_failure_is_repeated_at_once(at: dict[str, object], why: str) -> None:
+    decision = decide(POOL, Situation(now=100.0, work=LEADS, **at), foresee(1000.0, 10.0))
+    assert decision.template is None
+    assert any(one.startswith(why) for one in decision.why), decision.why
+
+
+def test_failures_are_backed_off_exponentially_up_to_an_hour() -> None:
+    assert [backoff_s(n, 60.0) for n in (1, 2, 3, 10, 10**6)] == [120.0, 240.0, 480.0, 3600.0, 3600.0]
+
+
+def test_what_waits_is_given_up_when_nothing_needs_it() -> None:
+    waiting = held(SMALL, state=State.WAITING, n=2)
+    at = Situation(now=0.0, work=Work(running=2, leads=True), held=[held(SMALL, Role.LEAD), waiting])
+    decision = decide(POOL, at, foresee(1.0, 1.0))
+    assert decision.template is None and decision.give_up == (waiting,)
+    paused = decide(POOL, replace(at, work=LEADS, wanted=Wanted.PAUSE), foresee(1.0, 1.0))
+    assert paused.template is None and paused.give_up == () and paused.why == ("paused",)
+
+
+def test_jobs_of_unknown_length_are_counted() -> None:
+    at = Situation(now=0.0, work=replace(LEADS, wanted_gpus=3, free_gpus=1))
+    assert decide(POOL, at, lambda _: None).template is SMALL
+    coming = replace(at, held=[held(SMALL, state=State.WAITING)])
+    decision = decide(POOL, coming, lambda _: None)
+    assert decision.template is None and "3 GPUs are needed at least, 3 are free" in decision.why[0]
+
+
+def test_a_forecast_knows_waits_ends_and_idle_hosts() -> None:
+    profile = a_profile("m", [1.0], start_s=0.0, suspend_s=0.0, resume_s=0.0)
+    jobs = [a_job(f"j{i}", "m", 100, gpus=(1, 1)) for i in range(4)]
+    rest = Rest(jobs=jobs, profiles=[profile])
+    assert forecast(rest, [], 60.0) == Forecast(end_s=inf, gpu_s=inf)
+    assert forecast(rest, [Block(gpus=1)], 60.0) == Forecast(end_s=400.0, gpu_s=400.0)
+    soon = forecast(rest, [Block(gpus=1), Block(gpus=1, start_s=100.0)], 60.0)
+    assert soon == Forecast(end_s=300.0, gpu_s=500.0)  # the last 100 s: one of them is idle, and leaves
+    late = forecast(rest, [Block(gpus=1), Block(gpus=2, start_s=390.0)], 60.0)
+    assert late is not None and late.end_s == 400.0 and late.gpu_s > 400.0
+    fast = forecast(replace(rest, speed=10.0), [Block(gpus=1, start_s=7.0)], 60.0)
+    assert fast == Forecast(end_s=47.0, gpu_s=40.0)

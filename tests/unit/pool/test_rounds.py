@@ -1,0 +1,208 @@
+"""Rounds of a pool over a batch system that is played: nothing is forgotten or asked for twice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcsched.batch.base import BatchJobState
+from hpcsched.batch.queue import Planned, Shape
+from hpcsched.batch.slurm_submissions import rows_in
+from hpcsched.batch.submissions import Submitted
+from hpcsched.errors import BatchError
+from hpcsched.pool import rounds as module
+from hpcsched.pool.deciding import Work
+from hpcsched.pool.observing import Seen
+from hpcsched.pool.poolfile import Pool, Template
+from hpcsched.pool.record import PoolBusy, PoolFiles, Role, State, Wanted
+from hpcsched.pool.rounds import Rounds
+
+
+class Cluster:
+    """A batch system: jobs by name, and what goes wrong."""
+
+    kind = "slurm"
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Submitted] = {}
+        self.wrong: BatchError | None = None
+        self.dies_after_submit = False
+        self.silent = False
+        self.cancelled: list[str] = []
+        self.tried = 0
+
+    def submit(self, script: str) -> str:
+        self.tried += 1
+        if self.wrong:
+            raise self.wrong
+        number = str(len(self.jobs) + 1)
+        self.jobs[script] = Submitted(job_id=number, name=script, state=BatchJobState.PENDING, word="PENDING")
+        if self.dies_after_submit:
+            raise KeyboardInterrupt
+        return number
+
+    def found(self, names: Sequence[str]) -> tuple[Submitted, ...]:
+        if self.silent:
+            raise BatchError("squeue did not answer within 15 s")
+        return tuple(job for name, job in self.jobs.items() if name in names)
+
+    def accounted(self, job_id: str, name: str) -> None:
+        return None
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        self.cancelled += job_ids
+
+    def planned(self, shape: Shape, options: Sequence[str] = ()) -> Planned:
+        return Planned(start=0.0)
+
+    def set(self, name: str, state: BatchJobState, word: str, **about: float) -> None:
+        self.jobs[name] = replace(self.jobs[name], state=state, word=word, **about)
+
+
+class Played:
+    """A pool, its cluster, its run and the clock."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pool = Pool(
+            dir=root,
+            templates=(Template(name="t", gpus_per_node=2),),
+            max_allocations=3,
+            max_gpus=6,
+            gpu_hours=20.0,
+            failures=3,
+        )
+        self.cluster, self.files = Cluster(), PoolFiles(root)
+        self.work, self.clock, self.told = Work(waiting=4, wanted_gpus=4), 1000.0, []
+        monkeypatch.setattr(module, "look", lambda *_: Seen(work=self.work))
+
+    def round(self, *, dry: bool = False):
+        rounds = Rounds(
+            self.pool,
+            self.cluster,
+            self.cluster,  # type: ignore[arg-type]
+            script_of=lambda template, role, name: name,
+            profiles_of=lambda models: (),
+            tell=self.told.append,
+            now=lambda: self.clock,
+        )
+        return rounds.once(dry=dry)
+
+    @property
+    def record(self):
+        record = self.files.read()
+        assert record is not None
+        return record
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(tmp_path, monkeypatch)
+
+
+def test_first_one_that_leads_then_others_that_join_and_all_is_charged(played: Played) -> None:
+    played.round()
+    (lead,) = played.record.allocations
+    assert (lead.role, lead.job_id, lead.state) == (Role.LEAD, "1", State.WAITING)
+    played.round()
+    assert len(played.record.allocations) == 1
+    played.cluster.set(lead.name, BatchJobState.RUNNING, "RUNNING", start=1000.0)
+    played.work = Work(waiting=3, running=1, leads=True, wanted_gpus=4)
+    played.clock = 1100.0
+    played.round()
+    assert [one.role for one in played.record.allocations] == [Role.LEAD, Role.JOIN, Role.JOIN]
+    played.clock = 2800.0
+    played.work = Work()
+    played.cluster.set(lead.name, BatchJobState.ENDED, "COMPLETED", start=1000.0, end=2800.0)
+    played.round()
+    assert played.record.used_gpu_s(played.clock) == 2 * 1800.0
+    assert played.cluster.cancelled == ["2", "3"], "what still waits is not needed any more"
+
+
+def test_what_was_submitted_before_a_crash_is_found_again(played: Played) -> None:
+    played.cluster.dies_after_submit = True
+    with pytest.raises(KeyboardInterrupt):
+        played.round()
+    (one,) = played.record.allocations
+    assert one.state is State.ASKED and not one.job_id
+    played.cluster.dies_after_submit = False
+    played.round()
+    (one,) = played.record.allocations
+    assert (one.state, one.job_id) == (State.WAITING, "1") and played.cluster.tried == 1
+
+
+def test_what_never_came_into_the_queue_is_given_up_after_a_while(played: Played) -> None:
+    played.cluster.wrong = BatchError("sbatch did not answer within 15 s")
+    played.round()
+    played.clock += 60.0
+    played.round()
+    assert played.record.allocations[0].state is State.ASKED and played.cluster.tried == 1
+    played.cluster.wrong = None
+    played.clock += 70.0
+    played.round()
+    assert [one.state for one in played.record.allocations] == [State.FAILED, State.WAITING]
+
+
+def test_failures_are_said_once_backed_off_and_then_no_more(played: Played) -> None:
+    played.cluster.wrong = BatchError("sbatch failed: denied")
+    for _ in range(1000):
+        played.round()
+        played.clock += 10.0
+    assert played.cluster.tried == 3
+    assert played.told == ["t: sbatch failed: denied", "t: sbatch failed: denied: set aside after 3 failures"]
+    assert played.record.words[0].startswith("t: set aside after 3 failures")
+
+
+@pytest.mark.parametrize(
+    ("word", "about", "why"),
+    [
+        ("CANCELLED", {}, "ended without having started: CANCELLED"),
+        ("FAILED", {"start": 1010.0, "end": 1013.0}, "ended after 3 s: FAILED: no module named x"),
+    ],
+)
+def test_an_allocation_that_never_starts_or_ends_at_once_has_failed(
+    played: Played, word: str, about: dict[str, float], why: str
+) -> None:
+    played.round()
+    (one,) = played.record.allocations
+    (played.files.output / f"{one.name}-1.out").write_text("hello\nno module named x\n" if about else "")
+    played.cluster.set(one.name, BatchJobState.ENDED, word, **about)
+    played.clock += 20.0
+    played.round()
+    (one,) = played.record.allocations
+    assert one.state is State.FAILED and one.note == why
+    assert played.record.troubles["t"].count == 1
+
+
+def test_without_an_answer_of_the_queue_nothing_is_asked_for(played: Played) -> None:
+    played.round()
+    played.cluster.silent = True
+    played.work = Work(waiting=3, running=1, leads=True, wanted_gpus=4)
+    played.round()
+    assert played.cluster.tried == 1 and "queue is not known" in played.record.words[0]
+
+
+def test_a_dry_run_writes_and_submits_nothing(played: Played) -> None:
+    decision = played.round(dry=True).decisions[0]
+    assert decision.template is not None and decision.role is Role.LEAD
+    assert played.cluster.tried == 0 and played.files.read() is None
+
+
+def test_a_paused_pool_asks_for_nothing_and_one_process_looks_after_it(played: Played) -> None:
+    played.files.want(Wanted.PAUSE)
+    played.round()
+    assert played.cluster.tried == 0 and played.record.words == ["paused"]
+    with played.files.locked(), pytest.raises(PoolBusy, match="another process"), played.files.locked():
+        pass
+
+
+def test_lines_of_squeue_are_read_and_odd_ones_left_out() -> None:
+    text = "12|pool-a-1|RUNNING|2026-11-29T01:00:00|2026-11-29T02:00:00|None\nx|y\n"
+    text += "13|p|PENDING|N/A|N/A|Resources"
+    running, waiting = rows_in(text)
+    assert (
+        running.state is BatchJobState.RUNNING and running.end == running.start + 3600 and not running.reason
+    )
+    assert waiting.start is None and waiting.reason == "Resources"
