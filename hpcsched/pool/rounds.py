@@ -158,7 +158,7 @@ class Rounds:
                 self._over(record, one, row.start, row.end, seen)
 
     def _vanished(self, record: Record, one: Allocation, seen: Seen) -> None:
-        """The batch system has forgotten it: the accounting may know, else the most it can have had counts."""
+        """The batch system has forgotten it: the accounting may know, else the most that it can be counts."""
         if row := self._submissions.accounted(one.job_id, one.name):
             one.word = row.word
             self._over(record, one, row.start, row.end, seen)
