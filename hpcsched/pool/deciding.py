@@ -98,6 +98,14 @@ def decide(pool: Pool, at: Situation, foresee: Foresee) -> Decision:
     return _join(able, at, foresee, refusals)
 
 
+def may_ask(pool: Pool, at: Situation) -> list[Template]:
+    """The templates that may be asked for now, whether that pays or not."""
+    leading = any(one.role is Role.LEAD for one in at.held)
+    if at.wanted is not Wanted.RUN or not at.work.waiting or (leading and not at.work.leads):
+        return []
+    return _able(pool, at)[0]
+
+
 def _able(pool: Pool, at: Situation) -> tuple[list[Template], tuple[str, ...]]:
     """The templates that may be asked for, and why others may not."""
     live, gpus = len(at.held), sum(one.gpus for one in at.held)

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -88,7 +89,8 @@ class Trouble(msgspec.Struct, kw_only=True):
 
 class Record(msgspec.Struct, kw_only=True):
     """pool.json. `number`: of allocations asked for so far. `before_gpu_s`: GPU-seconds of those that are no
-    longer listed. `words`: why nothing is asked for at the moment. `round`: when it was last looked at."""
+    longer listed. `words`: why nothing is asked for at the moment. `resumed`: since when the user lets it ask
+    again. `round`: when it was last looked at."""
 
     schema: int = 1
     id: str
@@ -101,6 +103,7 @@ class Record(msgspec.Struct, kw_only=True):
     allocations: list[Allocation] = []
     troubles: dict[str, Trouble] = {}
     words: list[str] = []
+    resumed: float = 0.0
     round: float | None = None
     host: str = ""
     pid: int = 0
@@ -125,8 +128,11 @@ class Record(msgspec.Struct, kw_only=True):
             self.allocations.remove(one)
 
 
-class _Order(msgspec.Struct, kw_only=True):
-    wanted: Wanted
+class Order(msgspec.Struct, kw_only=True):
+    """pool.order.json: what the user wants, and since when (Unix time)."""
+
+    wanted: Wanted = Wanted.RUN
+    since: float = 0.0
 
 
 class PoolBusy(HpcschedError):
@@ -157,39 +163,57 @@ class PoolFiles:
         """Replace the record; on disk when this returns. Raises StoreError."""
         write_atomically(self.record, msgspec.json.encode(record), durable=True)
 
-    def wanted(self) -> Wanted:
+    def ordered(self) -> Order:
         """What the user has last asked for; a file that cannot be read pauses the pool."""
         try:
-            return decode_file(self.order, _Order).wanted
+            return decode_file(self.order, Order)
         except FileNotFoundError:
-            return Wanted.RUN
+            return Order()
         except (OSError, BadInput):
-            return Wanted.PAUSE
+            return Order(wanted=Wanted.PAUSE)
+
+    def wanted(self) -> Wanted:
+        """The same without the time."""
+        return self.ordered().wanted
 
     def want(self, wanted: Wanted) -> None:
         """Ask for something. Raises StoreError."""
-        write_atomically(self.order, msgspec.json.encode(_Order(wanted=wanted)), durable=True)
+        order = Order(wanted=wanted, since=time.time())
+        write_atomically(self.order, msgspec.json.encode(order), durable=True)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Be the only process that looks after this pool, on this host. Raises PoolBusy, StoreError."""
+    def locked(self, *, wait_s: float = 0.0) -> Iterator[None]:
+        """Be the only process that looks after this pool, on this host, after waiting so long at most.
+
+        Raises PoolBusy, StoreError.
+        """
         try:
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"cannot write {self.lock}: {error.strerror}") from error
         try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            until = time.monotonic() + wait_s
+            while not _flocked(descriptor):
+                if time.monotonic() < until:
+                    time.sleep(0.05)
+                    continue
                 who = self.read()
                 by = f" (host {who.host}, pid {who.pid})" if who and who.pid else ""
                 raise PoolBusy(
                     f"another process{by} looks after the pool in {self.lock.parent}; "
                     "`hpcsched pool status` shows it, `hpcsched pool stop` ends it"
-                ) from None
+                )
             yield
         finally:
             os.close(descriptor)
+
+
+def _flocked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def new_id() -> str:

@@ -14,7 +14,7 @@ from hpcsched.batch.queue import Queue
 from hpcsched.batch.submissions import Submissions, Submitted
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BatchError, StoreError
-from hpcsched.pool.deciding import Decision, Forecast, Situation, decide
+from hpcsched.pool.deciding import Decision, Forecast, Situation, decide, may_ask
 from hpcsched.pool.foresight import Block, forecast
 from hpcsched.pool.observing import ProfilesOf, Seen, look
 from hpcsched.pool.poolfile import Pool, Template
@@ -111,6 +111,12 @@ class Rounds:
             self._files.write(record)
         return outcome
 
+    def leave(self) -> None:
+        """Nobody looks after the pool any more."""
+        if record := self._files.read():
+            record.pid = 0
+            self._files.write(record)
+
     def _record(self) -> Record:
         pool = self._pool
         caps = {key: getattr(pool, key) for key in ("max_allocations", "max_gpus", "gpu_hours")}
@@ -118,6 +124,10 @@ class Rounds:
         record.file = str(Path(pool.where).absolute())
         for key, value in caps.items():
             setattr(record, key, value)
+        order = self._files.ordered()
+        if order.wanted is Wanted.RUN and order.since > record.resumed:
+            record.resumed = order.since
+            record.troubles.clear()
         return record
 
     def _look(self, record: Record, seen: Seen, *, dry: bool) -> bool:
@@ -213,9 +223,7 @@ class Rounds:
             troubles=record.troubles,
             wanted=self._files.wanted(),
         )
-        # Only what may be asked for at all is worth a question to the batch system.
-        if decide(self._pool, situation, lambda _: None).template or seen.rest:
-            self._ask_about_waits(situation)
+        self._ask_about_waits(now, may_ask(self._pool, situation))
         waits, refused = {}, {}
         for name, (_, answer) in self._asked.items():
             if isinstance(answer, str):
@@ -236,12 +244,12 @@ class Rounds:
             self._give_up(record, decision.give_up)
         return decision
 
-    def _ask_about_waits(self, at: Situation) -> None:
+    def _ask_about_waits(self, now: float, templates: Sequence[Template]) -> None:
         """How long templates would wait, of those of which that is not known or no longer so."""
         questions = 0
-        for one in self._pool.templates:
+        for one in templates:
             known = self._asked.get(one.name)
-            if questions >= MOST_QUESTIONS or (known and at.now - known[0] < WAIT_KNOWN_S):
+            if questions >= MOST_QUESTIONS or (known and now - known[0] < WAIT_KNOWN_S):
                 continue
             questions += 1
             try:
@@ -250,7 +258,7 @@ class Rounds:
                 self._once(str(error))
                 continue
             start = answer.refused if answer.start is None else answer.start
-            self._asked[one.name] = at.now, start
+            self._asked[one.name] = now, start
 
     def _foresee(self, at: Situation, seen: Seen, template: Template | None) -> Forecast | None:
         if seen.rest is None or not seen.rest.jobs:

@@ -14,7 +14,7 @@ import click
 
 from hpcsched.cli.common import database_path, dir_option, find_run, json_option, say, say_json
 from hpcsched.cli.run.staying import in_foreground
-from hpcsched.errors import BatchError, ConfigError, NoSuchRun
+from hpcsched.errors import BatchError, ConfigError, HpcschedError, NoSuchRun
 
 if TYPE_CHECKING:
     from hpcsched.batch.submissions import Submissions
@@ -27,6 +27,8 @@ JITTER = 0.2
 QUIET = 4
 """While nothing changes the period grows up to so many times (chosen)."""
 LOOKS_EVERY_S = 1.0
+LOCK_S = 2.0
+"""For so long a lock is waited for: `pool status` may hold it for a moment (chosen)."""
 STOPS_WITHIN_S = 90.0
 SAVES_WITHIN_S = 600.0
 
@@ -52,7 +54,7 @@ def start(ctx: click.Context, file: Path, once: bool, detach: bool, until_done: 
     Ctrl-C ends this command; what was asked for stays, and the next `pool start` finds it again.
     """
     from hpcsched.pool.poolfile import read_pool
-    from hpcsched.pool.record import PoolFiles, Wanted
+    from hpcsched.pool.record import PoolBusy, PoolFiles, Wanted
     from hpcsched.store.rundir import RunDir
 
     found = read_pool(file)
@@ -70,24 +72,40 @@ def start(ctx: click.Context, file: Path, once: bool, detach: bool, until_done: 
         return 0 if once else 1
     if detach:
         return _detached(files)
-    with files.locked():
-        _refuse_elsewhere(files, found)
-        if once:
-            rounds.once()
-            return 0
-        return _loop(rounds, files, found, until_done=until_done)
+    try:
+        with files.locked(wait_s=LOCK_S):
+            _refuse_elsewhere(files, found)
+            try:
+                return _one(rounds) if once else _loop(rounds, files, found, until_done=until_done)
+            finally:
+                rounds.leave()
+    except PoolBusy as error:
+        if not once:
+            raise
+        say(f"hpcsched: {error}", err=True)  # cron: that is as well
+        return 0
+
+
+def _one(rounds: Rounds) -> int:
+    rounds.once()
+    return 0
 
 
 def _loop(rounds: Rounds, files: PoolFiles, found: Pool, *, until_done: bool) -> int:
     from hpcsched.pool.record import Wanted
 
-    quiet = 0
+    quiet, wrong = 0, ""
     while True:
-        outcome = rounds.once()
-        if until_done and outcome.over:
+        try:
+            outcome = rounds.once()
+        except HpcschedError as error:  # a full disk, a page that is half there: the next round may do
+            if str(error) != wrong:
+                say(f"hpcsched: {error}", err=True)
+            wrong, outcome = str(error), None
+        if until_done and outcome and outcome.over:
             say("hpcsched: the run's queue has ended, and all has been given back", err=True)
             return 0
-        quiet = 0 if outcome.changed else min(quiet + 1, 2 * QUIET)
+        quiet = 0 if outcome and outcome.changed else min(quiet + 1, 2 * QUIET)
         period_s = found.period_s * max(1.0, min(QUIET, quiet / 2))
         until = time.monotonic() + period_s * (1 + random.uniform(0, JITTER))
         before = files.wanted()
@@ -247,22 +265,12 @@ def pause(ctx: click.Context, file: Path | None, dir_: str | None) -> int:
 @click.pass_context
 def resume(ctx: click.Context, file: Path | None, dir_: str | None) -> int:
     """Let a paused or stopped pool ask again, also with templates that were set aside."""
-    from hpcsched.pool.record import PoolBusy, Wanted
+    from hpcsched.pool.record import Wanted
 
-    files, _ = _files(ctx, file, dir_)
-    # The process that looks after it ends its round first: it would write what it knows of failures.
-    files.want(Wanted.STOP)
-    _until_free(files)
-    try:
-        with files.locked():
-            record = files.read()
-            if record is not None:
-                record.troubles.clear()
-                files.write(record)
-            files.want(Wanted.RUN)
-    except PoolBusy:
-        files.want(Wanted.RUN)
-    say(f"hpcsched: the pool may ask again: `hpcsched pool start {record.file if record else ''}`", err=True)
+    files, record = _files(ctx, file, dir_)
+    files.want(Wanted.RUN)
+    by = "" if _works(files) else f" when `hpcsched pool start {record.file}` runs"
+    say(f"hpcsched: the pool asks again{by}", err=True)
     return 0
 
 
@@ -282,7 +290,7 @@ def stop(ctx: click.Context, file: Path | None, dir_: str | None, at_once: bool)
     files.want(Wanted.STOP)
     _until_free(files)
     submissions = _submissions()
-    with files.locked():
+    with files.locked(wait_s=LOCK_S):
         record = files.read()
         assert record is not None
         live = record.live()
@@ -294,7 +302,7 @@ def stop(ctx: click.Context, file: Path | None, dir_: str | None, at_once: bool)
         files.write(record)
         waiting = [one for one in live if one.state is not State.RUNNING or at_once]
         _cancelled(submissions, [one.job_id for one in waiting if one.job_id], "that wait")
-        rundir = RunDir(record_root(files))
+        rundir = RunDir(files.record.parent)
         if not at_once and agent_works(rundir):
             ask(rundir, Command(command="drain"))
             say("hpcsched: the run saves its jobs", err=True)
@@ -304,11 +312,6 @@ def stop(ctx: click.Context, file: Path | None, dir_: str | None, at_once: bool)
         rest = [one.job_id for one in live if one not in waiting and one.job_id]
         _cancelled(submissions, rest, "that ran")
     return 0
-
-
-def record_root(files: PoolFiles) -> Path:
-    """The run directory of a pool."""
-    return files.record.parent
 
 
 def _until_free(files: PoolFiles) -> None:
