@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -204,7 +205,7 @@ def parse_pool(content: str, *, where: str, folder: Path) -> Pool:
 def _template(given: Mapping[str, Any], number: int, margin_s: float, where: str) -> Template:
     prefix = f"template[{number}]."
     check(given, TEMPLATE, where=where, prefix=prefix, needed=("name", "gpus_per_node", "time"))
-    limit_s = parse_duration(given["time"])
+    limit_s = 60.0 * math.ceil(parse_duration(given["time"]) / 60)  # batch systems count minutes
     if limit_s <= margin_s:
         got = f"{given['time']!r}, but saving starts {margin_s:g} s before the end"
         refuse(where, prefix + "time", got, "more than that, or a smaller run.margin")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -26,6 +27,8 @@ MOST_QUESTIONS = 3
 WAIT_KNOWN_S = 300.0
 WAIT_S = 600.0
 """The wait that is reckoned with where nobody knows it (chosen)."""
+AGAIN_S = 60.0
+"""From the end of an allocation that leads to the work of the next one, besides its wait (chosen)."""
 LOST_S = 120.0
 """Time after which what is on record and not in the queue was never submitted (chosen)."""
 AT_ONCE_S = 60.0
@@ -285,7 +288,8 @@ class Rounds:
             later = [Block(gpus=b.gpus, nodes=b.nodes, start_s=max(b.start_s, new.start_s), lasts_s=b.lasts_s)
                      for b in blocks]  # fmt: skip
             lead = Block(gpus=new.gpus, nodes=new.nodes, start_s=new.start_s)
-            return self._of(seen, [lead, *later])
+            margin_s = float(self._pool.run.get("margin", 60.0))
+            return led_by(template, self._of(seen, [lead, *later]), new.start_s, margin_s)
         return self._of(seen, [*blocks, new])
 
     def _of(self, seen: Seen, blocks: Sequence[Block]) -> Forecast | None:
@@ -348,6 +352,14 @@ class Rounds:
         if line not in self._said:
             self._said.add(line)
             self._tell(line)
+
+
+def led_by(template: Template, found: Forecast | None, wait_s: float, margin_s: float) -> Forecast | None:
+    """A forecast, with the gaps between allocations of a template that lead one after the other."""
+    if found is None or math.isinf(found.end_s):
+        return found
+    lives = math.ceil((found.end_s - wait_s) / max(1.0, template.limit_s - margin_s))
+    return replace(found, end_s=found.end_s + max(0, lives - 1) * (wait_s + AGAIN_S))
 
 
 def options_of(template: Template) -> list[str]:

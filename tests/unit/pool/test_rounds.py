@@ -14,11 +14,11 @@ from hpcsched.batch.slurm_submissions import rows_in
 from hpcsched.batch.submissions import Submitted
 from hpcsched.errors import BatchError
 from hpcsched.pool import rounds as module
-from hpcsched.pool.deciding import Work
+from hpcsched.pool.deciding import Forecast, Work
 from hpcsched.pool.observing import Seen
 from hpcsched.pool.poolfile import Pool, Template
 from hpcsched.pool.record import PoolBusy, PoolFiles, Role, State, Wanted
-from hpcsched.pool.rounds import Rounds
+from hpcsched.pool.rounds import Rounds, led_by
 
 
 class Cluster:
@@ -206,3 +206,10 @@ def test_lines_of_squeue_are_read_and_odd_ones_left_out() -> None:
         running.state is BatchJobState.RUNNING and running.end == running.start + 3600 and not running.reason
     )
     assert waiting.start is None and waiting.reason == "Resources"
+
+
+def test_an_allocation_too_short_for_the_work_leads_again_after_its_wait() -> None:
+    found, template = Forecast(end_s=1000.0, gpu_s=9.0), Template(name="t", limit_s=360.0)
+    again = led_by(template, found, 100.0, 60.0)
+    assert again is not None and again.end_s == 1000.0 + 2 * (100.0 + 60.0)
+    assert led_by(replace(template, limit_s=960.0), found, 100.0, 60.0) == found
