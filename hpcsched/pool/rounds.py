@@ -354,6 +354,19 @@ class Rounds:
             self._tell(line)
 
 
+def settle(record: Record, submissions: Submissions) -> bool:
+    """Take in the ends of what was cancelled; whether nothing is left. Raises BatchError."""
+    if not (live := record.live()):
+        return True
+    shown = {one.name: one for one in submissions.found([one.name for one in live])}
+    for one in live:
+        row = shown.get(one.name)
+        if row and row.state is BatchJobState.ENDED and row.end is not None:
+            one.state, one.word, one.note, one.ended = State.ENDED, row.word, "", row.end
+            one.began = row.start if row.start is not None and row.start < row.end else None
+    return not record.live()
+
+
 def led_by(template: Template, found: Forecast | None, wait_s: float, margin_s: float) -> Forecast | None:
     """A forecast, with the gaps between allocations of a template that lead one after the other."""
     if found is None or math.isinf(found.end_s):

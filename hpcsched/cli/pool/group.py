@@ -27,6 +27,8 @@ JITTER = 0.2
 QUIET = 4
 """While nothing changes the period grows up to so many times (chosen)."""
 LOOKS_EVERY_S = 1.0
+SETTLES, SETTLES_EVERY_S = 8, 4.0
+"""Looks at what was cancelled, until it has ended, and the time between two (chosen)."""
 LOCK_S = 2.0
 """For so long a lock is waited for: `pool status` may hold it for a moment (chosen)."""
 STOPS_WITHIN_S = 90.0
@@ -284,6 +286,7 @@ def stop(ctx: click.Context, file: Path | None, dir_: str | None, at_once: bool)
     from hpcsched.agent.inbox import Command
     from hpcsched.client.requests import ask
     from hpcsched.pool.record import State, Wanted
+    from hpcsched.pool.rounds import settle
     from hpcsched.store.rundir import RunDir, agent_works
 
     files, _ = _files(ctx, file, dir_)
@@ -301,7 +304,7 @@ def stop(ctx: click.Context, file: Path | None, dir_: str | None, at_once: bool)
             one.given_up = True
         files.write(record)
         waiting = [one for one in live if one.state is not State.RUNNING or at_once]
-        _cancelled(submissions, [one.job_id for one in waiting if one.job_id], "that wait")
+        _cancelled(submissions, [one.job_id for one in waiting if one.job_id])
         rundir = RunDir(files.record.parent)
         if not at_once and agent_works(rundir):
             ask(rundir, Command(command="drain"))
@@ -310,7 +313,16 @@ def stop(ctx: click.Context, file: Path | None, dir_: str | None, at_once: bool)
             while agent_works(rundir) and time.monotonic() < until:
                 time.sleep(0.2)
         rest = [one.job_id for one in live if one not in waiting and one.job_id]
-        _cancelled(submissions, rest, "that ran")
+        _cancelled(submissions, rest)
+        record.words = ["stopped"]
+        for _ in range(SETTLES):
+            done = settle(record, submissions)
+            files.write(record)
+            if done:
+                return 0
+            time.sleep(SETTLES_EVERY_S)
+        left = len(record.live())
+        say(f"hpcsched: {left} batch jobs are still ending; `squeue --me` shows them", err=True)
     return 0
 
 
@@ -323,8 +335,8 @@ def _until_free(files: PoolFiles) -> None:
         time.sleep(0.2)
 
 
-def _cancelled(submissions: Submissions, ids: list[str], which: str) -> None:
+def _cancelled(submissions: Submissions, ids: list[str]) -> None:
     if ids:
         submissions.cancel(ids)
         what = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} batch jobs"
-        say(f"hpcsched: cancelled {what} {which}", err=True)
+        say(f"hpcsched: cancelled {what}", err=True)

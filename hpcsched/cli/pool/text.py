@@ -54,7 +54,7 @@ def _row(one: Allocation, now: float) -> tuple[str, ...]:
         if one.planned is not None:
             note = f"{note}, starts in {clock(max(0.0, one.planned - now))}".removeprefix(", ")
     if one.given_up:
-        note = "given up: not needed any more"
+        note = "cancelled by the pool"
     row = (one.job_id or "-", one.template, one.role, one.state, str(one.gpus), since, ends, note[:100])
     return tuple(map(str, row))
 
