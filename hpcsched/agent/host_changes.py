@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from math import inf
 
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.gpu_watch import prohibited
@@ -60,7 +61,7 @@ class HostChanges:
             known_end = hosts.end_of(host)
             if host in hosts.leaving or (end is None and known_end is None):
                 continue
-            moved_s = abs(end - known_end) if end is not None and known_end is not None else MOVED_S + 1
+            moved_s = abs(end - known_end) if end is not None and known_end is not None else inf
             if moved_s > MOVED_S * self._clock.speed:
                 events.append(ev.HostEndMoved(at=at, host=host, end=end))
         return events

@@ -8,6 +8,7 @@ import selectors
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,8 +26,8 @@ from hpcsched.batch.base import Allocation, BatchSystem, EndReason
 from hpcsched.errors import BadInput, ConfigError, LaunchError, NoSuchRun
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.channel import MessageChannel
-from hpcsched.launch.remote.guests import ENDING, NOT_JOINABLE
-from hpcsched.launch.remote.keys import joined_file, newest_join, read_join, write_join
+from hpcsched.launch.remote.guests import ENDING, LATER, NOT_JOINABLE, RELEASED
+from hpcsched.launch.remote.keys import Join, joined_file, newest_join, read_join, write_join
 from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
 from hpcsched.store.rundir import RunDir, agent_works, last_status
 
@@ -49,8 +50,11 @@ class Parted(StrEnum):
 
     LEFT = "left"
     OVER = "over"
-    AGENT_GONE = "agent gone"
+    LOST = "lost"
+    """Its agent is gone, or has lost them: they may join again."""
     NEVER_CAME = "never came"
+    UNREACHED = "unreached"
+    """The agent has not answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +75,10 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
     """Lend the hosts of this allocation to a run until that is over, or the allocation is about to end.
 
     Returns the exit code: 0, or 1 where no node agent came. Raises NoSuchRun where there is no run or none
-    that goes on, ConfigError where it takes no hosts in, BatchError outside of what `batch` can tell.
+    that goes on, ConfigError where it takes no hosts in or its join file cannot be used, LaunchError where
+    its agent cannot be reached, BatchError outside of what `batch` can tell.
     """
-    rundir = RunDir(request.dir.resolve())
-    rundir.require()
+    rundir, token = RunDir(request.dir.resolve()), uuid.uuid4().hex
     allocation = batch.allocation()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -82,55 +86,65 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
         stack.enter_context(signals_wake(selector, watched))
         end = End(batch, allocation, lasts_s=request.lasts_s, tell=tell)
         stack.callback(end.close)
+        until = time.monotonic() + request.wait_s
         while True:
-            path = _wait_for_agent(rundir, request.wait_s, end, selector, tell)
+            path = _wait_for_agent(rundir, until, end, selector, tell)
             if path is None:
                 return 0
             try:
-                guest = Membership(rundir, path, batch, allocation, request.devices, end, selector, tell)
-            except (ConfigError, OSError):
-                time.sleep(LOOK_EVERY_S)  # the agent has just ended, and its file with it
+                keys = read_join(path)
+            except ConfigError:
+                if path.exists() and time.monotonic() > until:
+                    raise
+                end.heard(selector, LOOK_EVERY_S)  # the agent has just ended, and its file with it
                 continue
+            guest = Membership(rundir, keys, batch, allocation, request.devices, end, selector, tell, token)
             with contextlib.closing(guest):
                 parted = guest.serve()
             if parted is Parted.NEVER_CAME:
                 return 1
-            if parted is not Parted.AGENT_GONE:
+            if parted in (Parted.OVER, Parted.LEFT):
                 tell("the run is over" if parted is Parted.OVER else "left the run")
                 return 0
-            tell(f"the run's agent is gone: waiting up to {request.wait_s:g} s for the next one")
-            end.heard(selector, LOOK_EVERY_S)  # one that is about to end may still be there
+            if parted is Parted.LOST:
+                until = time.monotonic() + request.wait_s
+            elif time.monotonic() > until and agent_works(rundir):
+                where = f"the agent of the run in {rundir.root} at {keys.endpoint}"
+                raise LaunchError(f"{where} has not answered within {request.wait_s:g} s", transient=True)
+            end.heard(selector, LOOK_EVERY_S)
 
 
 def _wait_for_agent(
     rundir: RunDir,
-    wait_s: float,
+    until: float,
     end: End,
     selector: selectors.BaseSelector,
     tell: Callable[[str], None],
 ) -> Path | None:
-    """The join file of the run's agent; None: the allocation ends before there is one, or the run is over."""
-    until, works_since, said = time.monotonic() + wait_s, None, False
-    while end.left_s() > 0:
+    """The join file of the run's agent; None: the allocation ends before there is one, the user does not want
+    to wait any longer, or the run is over."""
+    works_since, said = None, False
+    while end.left_s() > 0 and not end.interrupts:
         now, status = time.monotonic(), last_status(rundir)
         if agent_works(rundir):
             works_since = works_since or now
             if path := newest_join(rundir.root):
                 return path
             if now - works_since > NO_FILE_S:
-                raise ConfigError(
-                    where=str(rundir.root), got=NOT_JOINABLE, accepted="a run that takes them in"
-                )
+                accepted = "a run that takes them in"
+                raise ConfigError(where=str(rundir.root), got=NOT_JOINABLE, accepted=accepted)
         elif status is not None and status.state == "FINISHED":
             tell("the run is over")
             return None
         if now > until:
-            raise NoSuchRun(f"no agent runs in {rundir.root}: none has come within {wait_s:g} s")
-        if not said and now - until + wait_s > LOOK_EVERY_S:
+            rundir.require()
+            raise NoSuchRun(f"no agent runs in {rundir.root} that takes hosts in, and none has come in time")
+        if not said and works_since is None:
             said = True
-            tell(f"no agent works in {rundir.root} that takes hosts in: waiting up to {wait_s:g} s")
+            tell(f"no agent works in {rundir.root}: waiting up to {max(0.0, until - now):.0f} s for one")
         end.heard(selector, LOOK_EVERY_S)
-    tell("the allocation ends, and no agent has come")
+    if not end.interrupts:
+        tell("the allocation ends, and no agent has come")
     return None
 
 
@@ -210,36 +224,36 @@ class End:
 
 
 class Membership:
-    """The hosts of this allocation in one life of a run's agent.
-
-    Raises ConfigError for a join file that cannot be used, LaunchError where the run takes no hosts in.
-    """
+    """The hosts of this allocation in one life of a run's agent, which `keys` admit them to."""
 
     def __init__(
         self,
         rundir: RunDir,
-        path: Path,
+        keys: Join,
         batch: BatchSystem,
         allocation: Allocation,
         devices: str | None,
         end: End,
         selector: selectors.BaseSelector,
         tell: Callable[[str], None],
+        token: str,
     ) -> None:
         self._rundir, self._batch, self._allocation = rundir, batch, allocation
         self._devices, self._end, self._selector, self._tell = devices, end, selector, tell
-        self._join = read_join(path)
+        self._join, self._token = keys, token
         end.reserve_s = self._join.reserve_s
-        named = f"{allocation.kind} job {allocation.id}" if allocation.id else f"process {os.getpid()}"
-        self._name = named
-        self._connection = HeadConnection(self._join, f"join {named}")
+        cluster = f" of {allocation.cluster}" if allocation.cluster else ""
+        here = f"process {os.getpid()} on {os.uname().nodename}"
+        self._name = f"{allocation.kind} job {allocation.id}{cluster}" if allocation.id else here
+        self._connection = HeadConnection(self._join, f"join {token}")
         for descriptor in self._connection.filenos:
             selector.register(descriptor, selectors.EVENT_READ, ("head", None))
         self._channel = MessageChannel()
-        self._file = joined_file(rundir.root, self._join.life, named)
+        self._file = joined_file(rundir.root, self._join.life, token)
         self._log = rundir.root / "nodes.log"
         self._commands: list[NodeAgentCommand] = []
-        self._admitted = self._ending = False
+        self._admitted = False
+        self._answer: Parted | None = None
         self._beat_due = 0.0
 
     def serve(self) -> Parted:
@@ -252,7 +266,10 @@ class Membership:
                 left_s = self._end.left_s()
                 hosts = tuple(host.name for host in self._allocation.hosts)
                 joining = protocol.Joining(
-                    allocation=self._name, hosts=hosts, left_s=None if left_s == inf else max(0.0, left_s)
+                    allocation=self._name,
+                    token=self._token,
+                    hosts=hosts,
+                    left_s=None if left_s == inf else max(0.0, left_s),
                 )
                 self._connection.send(self._channel.unnumbered(joining))
             for body in self._received():
@@ -262,13 +279,13 @@ class Membership:
                 return self._parted()
             if not self._admitted and (self._end.left_s() <= 0 or self._end.interrupts):
                 return Parted.LEFT
-            if not self._admitted and self._ending:
-                return Parted.AGENT_GONE
+            if not self._admitted and self._answer is not None:
+                return self._answer
             if self._end.interrupts > 1:
                 return Parted.LEFT  # what runs here is killed
             gone_s = self._connection.gone_s(now)
             if not self._admitted and (gone_s > protocol.LOST_HEAD_S or now - began > JOIN_WITHIN_S):
-                return Parted.AGENT_GONE
+                return Parted.UNREACHED
             pending = 0.0 if self._connection.pending else ROUND_S
             self._end.heard(self._selector, pending)
 
@@ -279,8 +296,10 @@ class Membership:
 
     def _obey(self, message: protocol.HeadMessage) -> None:
         match message:
-            case protocol.SentAway(why=why) if why == ENDING:
-                self._ending = True
+            case protocol.SentAway(why=why) if why in (ENDING, LATER):
+                self._answer = Parted.UNREACHED
+            case protocol.SentAway(why=why) if why == RELEASED:
+                self._answer = Parted.LEFT
             case protocol.SentAway(why=why) if not self._admitted:
                 raise ConfigError(where=str(self._rundir.root), got=why, accepted="a run that takes them in")
             case protocol.Admitted(names=names) if not self._admitted:
@@ -312,7 +331,7 @@ class Membership:
             started = NodeAgentCommand(command, ours, self._log, shielded=allocation.signals_all)
             self._commands.append(started)
         shown = ", ".join(names.values())
-        self._tell(f"joined the run in {self._rundir.root} with {shown}")
+        self._tell(f"starts node agents on {shown} for the run in {self._rundir.root}")
 
     def _parted(self) -> Parted:
         failed = [command for command in self._commands if not command.succeeded]
@@ -325,8 +344,7 @@ class Membership:
         status = last_status(self._rundir)
         if status is not None and status.state == "FINISHED":
             return Parted.OVER
-        left = self._end.left_s() <= self._end.reserve_s or agent_works(self._rundir)
-        return Parted.LEFT if left else Parted.AGENT_GONE
+        return Parted.LEFT if self._end.left_s() <= self._end.reserve_s else Parted.LOST
 
     def close(self) -> None:
         """End what has been started here, and forget the keys."""

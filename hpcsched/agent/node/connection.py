@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from hpcsched.launch.remote.keys import Join
+from hpcsched.launch.remote.keys import Join, head_stands_still
 from hpcsched.launch.remote.protocol import (
     HANDSHAKE_MS,
     HEARTBEAT_MS,
@@ -24,7 +24,7 @@ class HeadConnection:
     """A DEALER socket with CURVE to the head of `join`."""
 
     def __init__(self, join: Join, name: str) -> None:
-        self._context = zmq.Context(io_threads=1)
+        self._context, self._join = zmq.Context(io_threads=1), join
         self._socket = socket = self._context.socket(zmq.DEALER)
         socket.curve_serverkey = join.server_key.encode()
         socket.curve_publickey = join.client_public.encode()
@@ -62,8 +62,15 @@ class HeadConnection:
             yield self._socket.recv(zmq.NOBLOCK)
 
     def gone_s(self, now: float) -> float:
-        """Seconds since the connection was lost; 0 while there is one."""
-        return 0.0 if self._gone_at is None else now - self._gone_at
+        """Seconds since the connection was lost; 0 while there is one.
+
+        Time in which the head stands still, on this host, does not count: it can give nobody up meanwhile.
+        """
+        if self._gone_at is None:
+            return 0.0
+        if head_stands_still(self._join):
+            self._gone_at = now
+        return now - self._gone_at
 
     def send(self, data: bytes) -> None:
         """Send a message, or drop it when too many wait (`channel.MessageChannel` sends it again)."""

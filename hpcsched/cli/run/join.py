@@ -17,7 +17,7 @@ _WAIT = "Longest wait for the run's agent, such as 10m (10m)."
 @dir_option
 @option("--time", "-t", "lasts_s", metavar="T", type=seconds, help=_TIME)
 @option("--wait", "wait_s", metavar="T", type=seconds, default="10m", help=_WAIT)
-@click.option("--devices", metavar="SPEC", help="Devices here; default: as the run's agent opens its own.")
+@option("--devices", metavar="SPEC", help="Devices here; default: as the run's agent opens its own.")
 @option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf, sge or none.")
 @option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
 @option(
@@ -50,6 +50,8 @@ def join(
 
     for number in (signal.SIGUSR1, signal.SIGUSR2):  # warnings of the batch system, before they are heard
         signal.signal(number, signal.SIG_IGN)
+    if lasts_s is not None and lasts_s <= 0:
+        raise click.UsageError("--time is how long the hosts stay: more than 0")
     rundir = find_run(ctx, dir_)
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
     system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)

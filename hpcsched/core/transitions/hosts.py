@@ -189,7 +189,7 @@ class Hosts:
         if taken := sorted({d.index for d in event.devices} & {d.index for d in self.devices[-1]}):
             raise ValueError(f"devices {taken} are there already")
         self.devices[-1] += event.devices
-        gpus: dict[str, list[int]] = {}
+        gpus: dict[str, list[int]] = {one.host: [] for one in event.cores}
         for device in event.devices:
             gpus.setdefault(device.host, []).append(device.index)
         self.joined += [Joined(host, tuple(on_it), event.at) for host, on_it in gpus.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -18,15 +18,24 @@ MOST_NAME = 255
 
 
 ENDING = "the run is ending"
+RELEASED = "the run has no use for its hosts any more"
+LATER = "its hosts are still being given up"
 NOT_JOINABLE = "the run takes no hosts in: it was not started with `run --joinable`"
+
+
+SILENT_S = 10.0
+"""A `hpcsched join` that says nothing for so long is gone (chosen); its hosts may work on."""
 
 
 @dataclass(slots=True)
 class Guest:
-    """An allocation whose hosts have joined: `names` are those in the run, by their names there."""
+    """An allocation whose hosts have joined: `names` are those in the run, by their names there. `heard_at`:
+    when its `hpcsched join` spoke last."""
 
+    allocation: str
     names: dict[str, str]
     peer: bytes
+    heard_at: float
 
 
 class Guests:
@@ -34,37 +43,46 @@ class Guests:
 
     Args:
         nodes: all hosts of the run, to which those that are admitted are added.
-        say: takes one line that people should see.
         welcome: whether the run takes any in.
     """
 
-    def __init__(self, nodes: dict[str, RemoteHost], say: Callable[[str], None], *, welcome: bool) -> None:
-        self._nodes, self._say, self._welcome = nodes, say, welcome
+    def __init__(self, nodes: dict[str, RemoteHost], *, welcome: bool) -> None:
+        self._nodes, self._welcome = nodes, welcome
         self._guests: dict[str, Guest] = {}
 
     def take(self, peer: bytes, message: protocol.Joining, now: float) -> protocol.HeadMessage:
         """The answer to a Joining; what it says of the allocation's end holds from now on."""
-        guest = self._guests.get(message.allocation)
-        if guest is None or (guest.peer != peer and self._is_gone(guest)):
-            if why := self._why_not(message):
+        guest = self._guests.get(message.token)
+        if guest is not None and guest.peer != peer:
+            nodes = [self._nodes[name] for name in guest.names.values()]
+            if all(node.releasing for node in nodes):
+                return protocol.SentAway(RELEASED)
+            if not self._is_gone(guest, now):
+                return protocol.SentAway(LATER)
+            guest = None
+        if guest is None:
+            if why := self._why_not(message, now):
                 return protocol.SentAway(why)
-            guest = self._guests[message.allocation] = self._admit(peer, message)
-        elif guest.peer != peer:
-            return protocol.SentAway(f"{message.allocation} has joined already")
+            guest = self._guests[message.token] = self._admit(peer, message, now)
+        guest.heard_at = now
         left_s = message.left_s
         end = now + max(0.0, left_s) if left_s is not None and isfinite(left_s) else None
         for name in guest.names.values():
             self._nodes[name].end = end
         return protocol.Admitted(tuple(guest.names.values()))
 
-    def _is_gone(self, guest: Guest) -> bool:
-        """Whether no host of an allocation is here any more: it may come again (`hpcsched join`, twice)."""
+    def _is_gone(self, guest: Guest, now: float) -> bool:
+        """Whether no host of an allocation is here any more, or still comes."""
+        silent = now - guest.heard_at > SILENT_S
         nodes = [self._nodes[name] for name in guest.names.values()]
-        return all(node.why and (node.fenced or node.gone) for node in nodes)
+        return all(node.fenced or node.gone if node.why else node.hello is None and silent for node in nodes)
 
-    def _why_not(self, message: protocol.Joining) -> str:
+    def _why_not(self, message: protocol.Joining, now: float) -> str:
         if not self._welcome:
             return NOT_JOINABLE
+        others = [guest for token, guest in self._guests.items() if token != message.token]
+        if any(one.allocation == message.allocation and not self._is_gone(one, now) for one in others):
+            return f"{message.allocation} has joined already"
         if not message.hosts or len(set(message.hosts)) != len(message.hosts):
             return "it names no hosts, or one twice"
         if any(not name.isprintable() or len(name) > MOST_NAME for name in message.hosts):
@@ -73,7 +91,7 @@ class Guests:
             return f"the run has had {MOST_HOSTS} hosts already"
         return ""
 
-    def _admit(self, peer: bytes, message: protocol.Joining) -> Guest:
+    def _admit(self, peer: bytes, message: protocol.Joining, now: float) -> Guest:
         names: dict[str, str] = {}
         for host in message.hosts:
             name, number = host, 2
@@ -81,14 +99,12 @@ class Guests:
                 name, number = f"{host}-{number}", number + 1
             names[host] = name
             self._nodes[name] = RemoteHost(name, guest=True)
-        self._say(f"{message.allocation} joins the run with {_hosts(list(names.values()))}")
-        return Guest(names, peer)
+        return Guest(message.allocation, names, peer, now)
+
+    def allocation_of(self, host: str) -> str:
+        """The allocation that a host has come from, in words."""
+        return next((one.allocation for one in self._guests.values() if host in one.names.values()), "")
 
     def ends(self) -> Mapping[str, float | None]:
         """When each host that has joined ends, by the monotonic clock (None: not known)."""
         return {node.name: node.end for node in self._nodes.values() if node.guest and node.up}
-
-
-def _hosts(names: list[str]) -> str:
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return f"host{'s' * (len(names) > 1)} {shown}"

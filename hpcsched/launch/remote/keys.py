@@ -19,9 +19,10 @@ import msgspec
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.decoding import decode
 from hpcsched.errors import BadInput, ConfigError, StoreError
+from hpcsched.launch.proc import stat
 from hpcsched.launch.remote.protocol import PROTOCOL
 
-JOIN_PREFIX = "join-"
+JOIN_PREFIX, JOINED_PREFIX = "join-", "joined-"
 SERVE_ON_S = 25.0
 """The least time that node agents serve on after a SIGTERM: most batch systems leave it before SIGKILL."""
 
@@ -67,7 +68,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     `notice_s` longer, as that may only begin a time of grace. `reserve_s`: what is kept before the end of an
     allocation besides the time to save. `shielded`: the numbers of the signals that the
     batch system sends to every process of the job. `names`: by host its name in the run, where that is
-    another one than in its allocation.
+    another one than in its allocation. `head`: the head's host name, pid and start time in clock ticks.
     """
 
     life: str
@@ -88,6 +89,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     reserve_s: float = 60.0
     shielded: tuple[int, ...] = ()
     names: dict[str, str] = {}
+    head: tuple[str, int, int] | None = None
     protocol: int = PROTOCOL
 
 
@@ -113,9 +115,9 @@ def newest_join(run_dir: Path) -> Path | None:
     return None
 
 
-def joined_file(run_dir: Path, life: str, allocation: str) -> Path:
-    """The path of the join file for the node agents of another allocation."""
-    return run_dir / f"joined-{life}-{hashlib.blake2b(allocation.encode(), digest_size=6).hexdigest()}"
+def joined_file(run_dir: Path, life: str, token: str) -> Path:
+    """The path of the join file for the node agents of another allocation (`Joining.token`)."""
+    return run_dir / f"{JOINED_PREFIX}{life}-{token}"
 
 
 def write_join(path: Path, join: Join, *, alone: bool = True) -> None:
@@ -124,8 +126,9 @@ def write_join(path: Path, join: Join, *, alone: bool = True) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)
-        for old in path.parent.glob(f"{JOIN_PREFIX}*") if alone else ():
-            old.unlink(missing_ok=True)
+        for prefix in (JOIN_PREFIX, JOINED_PREFIX) if alone else ():
+            for old in path.parent.glob(f"{prefix}*"):
+                old.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(join))
@@ -162,3 +165,17 @@ def read_join(path: Path) -> Join:
         return decode(data, Join, most_bytes=SMALL_BYTES)
     except BadInput as error:
         raise bad(f"not a join file: {error}") from None
+
+
+def this_process() -> tuple[str, int, int]:
+    """This process, as `Join.head` names the head's."""
+    seen = stat(os.getpid())
+    return os.uname().nodename, os.getpid(), seen.start_ticks if seen else 0
+
+
+def head_stands_still(join: Join) -> bool:
+    """Whether the head's process is on this host, and is stopped, or hangs in the kernel."""
+    if join.head is None or join.head[0] != os.uname().nodename:
+        return False
+    seen = stat(join.head[1])
+    return seen is not None and seen.start_ticks == join.head[2] != 0 and seen.state in "TtD"

@@ -19,11 +19,23 @@ from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.host import GrantedHost, MakeSample, RemoteHost, SampleT
-from hpcsched.launch.remote.keys import SERVE_ON_S, Join, KeyPair, join_file, new_life, write_join
+from hpcsched.launch.remote.keys import (
+    JOINED_PREFIX,
+    SERVE_ON_S,
+    Join,
+    KeyPair,
+    join_file,
+    new_life,
+    this_process,
+    write_join,
+)
 from hpcsched.launch.remote.sessions import HeadSessions
 from hpcsched.launch.remote.socket import HeadSocket
 from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
 from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, part_launches
+
+NO_GPUS = ("replay", "simulated", "cpu")
+"""Kinds of devices of which several hosts on one machine may have their own."""
 
 LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
 """Time that node agents get to leave at the end, and their workers to save (chosen)."""
@@ -136,6 +148,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             notice_s=self._notice_s,
             reserve_s=self._reserve_s,
             shielded=tuple(sorted(self._shielded)),
+            head=this_process(),
         )
         write_join(self._join, join)
         argv = (sys.executable, "-P", "-m", "hpcsched.agent.node", "--join", str(self._join))
@@ -200,7 +213,8 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             if not any(node.talks for node in self._nodes.values()):
                 deadline = min(deadline, time.monotonic() + 1.0)  # for the commands to notice
         ended = end_all(self._commands, 1.0)
-        self._join.unlink(missing_ok=True)
+        for file in (self._join, *self._join.parent.glob(f"{JOINED_PREFIX}*")):
+            file.unlink(missing_ok=True)
         self._head_socket.close()
         self._head_socket = None
         for command in self._commands:
@@ -225,12 +239,29 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             if (faster := node.hello.speed) != self.speed:
                 self._lose(node, f"its devices run at {faster:g} times the clock, not {self.speed:g}")
                 continue
+            if same := self._same_gpus(node):
+                self._lose(node, f"{same} of its GPUs are in the run already")
+                continue
             if node.hello.kind != self.kind:
                 self._say(f"host {node.name} has {node.hello.kind}, and others have {self.kind}")
+            self._say(f"host {node.name} has joined the run ({self.guests.allocation_of(node.name)})")
             devices = _numbered(node, len(self._inventory))
             self._inventory += devices
             found.append((devices, _cores(node)))
         return found
+
+    def _same_gpus(self, node: RemoteHost) -> int:
+        """How many of a host's GPUs another one has that is the same machine: it has joined twice."""
+        assert node.hello is not None
+        there = {
+            (other.hello.hostname, device.handle)
+            for other in self._nodes.values()
+            if other is not node and other.hello and other.up and other.name in self._counted
+            for device in other.hello.devices
+            if device.kind not in NO_GPUS
+        }
+        mine = {(node.hello.hostname, device.handle) for device in node.hello.devices}
+        return len(there & mine)
 
     def ends(self) -> Mapping[str, float | None]:
         """When each host of another allocation ends, by the monotonic clock; None: it is not known."""

@@ -202,11 +202,12 @@ class Joining(msgspec.Struct, frozen=True, tag="joining", kw_only=True):
     """Hosts of another allocation are to join the run, or have joined it. `hpcsched join` sends it every
     BEAT_S.
 
-    `allocation` is the allocation in words ("slurm job 12"), `hosts` their names there. `left_s` are the
-    seconds until it ends (None: it does not, or nobody knows).
+    `allocation` is the allocation in words ("slurm job 12"), `token` the one `hpcsched join` of all, `hosts`
+    their names there. `left_s` are the seconds until it ends (None: it does not, or nobody knows).
     """
 
     allocation: str
+    token: str
     hosts: tuple[str, ...]
     left_s: float | None = None
 

@@ -54,7 +54,7 @@ class HeadSessions:
     ) -> None:
         self._nodes: dict[str, RemoteHost] = {name: RemoteHost(name) for name in names}
         self._grace_s, self._say = grace_s, say
-        self.joinable, self.guests = joinable, Guests(self._nodes, say, welcome=joinable)
+        self.joinable, self.guests = joinable, Guests(self._nodes, welcome=joinable)
         self._by_peer: dict[bytes, RemoteHost] = {}
         self._commands: list[NodeAgentCommand] = []
         self._head_socket: HeadSocket | None = None
