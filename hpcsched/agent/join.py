@@ -173,6 +173,8 @@ class End:
         self._forced = inf
         self.reserve_s = 60.0
         """What the run keeps for saving before an end: as long as that saving begins at once."""
+        self.lent = False
+        """Whether the hosts are in the run."""
         self.interrupts = 0
         """How often the user has asked to leave."""
 
@@ -213,7 +215,7 @@ class End:
         return forced_s(self._watch.kill_wait_s if self._watch else None)
 
     def _leave(self, why: str, within_s: float) -> None:
-        if self._forced == inf:
+        if self._forced == inf and self.lent:
             self._tell(f"{why}: the hosts leave the run within {within_s:.0f} s")
         self._forced = min(self._forced, time.monotonic() + within_s)
 
@@ -305,7 +307,7 @@ class Membership:
             case protocol.Admitted(names=names) if not self._admitted:
                 if len(names) != len(self._allocation.hosts):
                     raise LaunchError("the run's agent counts other hosts than there are", transient=False)
-                self._admitted = True
+                self._admitted = self._end.lent = True
                 self._start(dict(zip((host.name for host in self._allocation.hosts), names, strict=True)))
 
     def _start(self, names: dict[str, str]) -> None:
