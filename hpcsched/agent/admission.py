@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from hpcsched import jobfile, submission
 from hpcsched.agent.inbox import Answer, Command
+from hpcsched.agent.watched import refuse_secrets
 from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core import events as ev
 from hpcsched.core.definitions import differing, was_unsaid
@@ -23,7 +24,6 @@ from hpcsched.errors import ConfigError
 from hpcsched.jobfile.needs import check_needs
 from hpcsched.planning.jobs.costs import require_profiles
 from hpcsched.policy.cpu.configurations import Rules
-from hpcsched.redaction import is_secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +115,9 @@ class Admission:
                 accepted = "another mode: the settings here have mps = false (`hpcsched config show`)"
                 key = f"job {job.name}.env.{LANE_MODE}"
                 raise ConfigError(where=where, key=key, got="mps", accepted=accepted)
-            if self.watched and (secret := next(filter(is_secret, job.env), None)):
-                accepted = "it in the environment of `hpcsched run` or in a file: others may watch this run"
-                key = f"job {job.name}.env.{secret}"
-                raise ConfigError(where=where, key=key, got="a secret, by its name", accepted=accepted)
+        if self.watched:
+            accepted = "it in the environment of `hpcsched run` or in a file: others may watch this run"
+            refuse_secrets(jobs, where=where, accepted=accepted)
         new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
         found = self.find_profiles(new) if new else ()
         for job in () if self.joinable else jobs:

@@ -54,6 +54,7 @@ from hpcsched.agent.resources import Observer, Resources
 from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.agent.shared_use import SharedUseMeter
 from hpcsched.agent.staying import Staying
+from hpcsched.agent.watched import is_watched, open_to
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
@@ -98,15 +99,19 @@ def run(
             if not rundir.begun:
                 # Bad input leaves nothing behind.
                 _submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel, find_shared)
-        rundir.make(share=request.share)
+        rundir.make(share=None if rundir.begun else request.share)
         stack.callback(take_run_lock(rundir, resume=request.resume).release)
-        rundir.make(share=request.share)  # `clean` may have removed folders before we had the lock
+        begun = rundir.begun
+        # `clean` may have removed folders before we had the lock.
+        rundir.make(share=None if begun else request.share)
         refuse_other_run(rundir, resume=request.resume)  # begun and ended meanwhile
         refuse_lost_journal(rundir)
         rundir.sweep()
         before = rundir.read_record() if rundir.begun else None
         machine, journal, commands = open_run(rundir, make_policy)
         stack.callback(journal.close)
+        if begun and request.share is not None:
+            open_to(rundir, request.share)
         standing, attempts_before = RunProgress.of(machine), attempts_made(machine)
         count = max(1, len(allocation.hosts))
         left = dict[int, Left]()
@@ -370,7 +375,7 @@ def _admission(
         host_cores=hosts.cores,
         joinable=hosts.remote is not None and hosts.remote.joinable,
         mps=request.mps,
-        watched=request.share is not None,
+        watched=is_watched(RunDir(request.dir), request.share),
     )
 
 
