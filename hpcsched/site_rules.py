@@ -100,11 +100,20 @@ class SiteRules:
         if accepted := self.instead(key, value):
             raise ConfigError(where=where, key=place, got=_shown(value), accepted=accepted)
 
+    def check_limit(self, key: str, value: Any, *, where: str) -> None:
+        """Raise ConfigError for a value beyond the key's limit, though nobody has set it: locks do not count."""
+        if accepted := self._beyond(key, value):
+            raise ConfigError(where=where, got=_shown(value), accepted=accepted)
+
     def instead(self, key: str, value: Any) -> str:
         """What is accepted in the place of a value, and who says so; "": it is admitted."""
         if key in self.locked and (key not in self.values or not _same(self.values[key], value)):
             site = _shown(self.values[key]) if key in self.values else "no value, so that the default counts"
             return f"{site} ({self.locked[key]} has locked {key})"
+        return self._beyond(key, value)
+
+    def _beyond(self, key: str, value: Any) -> str:
+        """What the limit accepts in the place of a value; "": it is admitted."""
         limit = self.limits.get(key)
         return "" if limit is None or limit.admits(value) else f"{limit} (a limit of {limit.file})"
 

@@ -294,8 +294,10 @@ def conduct(
         check_chart(gantt)
     rules = ctx.obj.rules
     rules.check("dir", rundir.root, where="the run directory")
-    place = checkpoints or rundir.root
-    rules.check("checkpoints", place, where="--checkpoints" if checkpoints else "checkpoints in --dir")
+    if checkpoints:
+        rules.check("checkpoints", checkpoints, where="--checkpoints")
+    else:  # nobody has set anything, so no lock is touched
+        rules.check_limit("checkpoints", rundir.root, where="checkpoints in --dir")
     group = group_of(share) if share else None
     if group is not None and (closed := closed_before(rundir.root, group)):
         say(f"hpcsched: --share: {share} cannot reach the run: {closed} is closed to it", err=True)

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from simulatebench import JOBS, make_place, write_set
 
+from hpcsched import config
 from hpcsched.agent import start
 from hpcsched.agent.request import RunRequest
 from hpcsched.cli.main import cli
@@ -127,3 +128,15 @@ def test_help_names_all_policies() -> None:
     for command in ("run", "simulate"):
         text = " ".join(CliRunner().invoke(cli, [command, "--help"]).output.split())
         assert "marble (default), exclusive, planner, equal, optimus" in text
+
+
+def test_locked_checkpoints_without_a_value_stop_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site.toml"
+    monkeypatch.setattr(config, "SITE_FILES", (site,))
+    site.write_text('locked = ["checkpoints"]\n')
+    asked("jobs.toml")
+    assert "has locked checkpoints" in refused("jobs.toml", "--checkpoints", "elsewhere")
+    site.write_text('[limits]\ncheckpoints = { below = ["/scratch"] }\n')
+    assert "checkpoints in --dir" in refused("jobs.toml")
