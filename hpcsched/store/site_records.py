@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from hpcsched.accounts import name_of
 from hpcsched.decoding import decode, opened
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store.json_lines import encoded
@@ -28,7 +29,7 @@ MOST_BYTES = 2**26
 """The longest file that is read (chosen): some 100 000 trainings in one allocation."""
 
 _Seconds = Annotated[float, Meta(ge=0, le=1e15)]
-_Time = Annotated[float, Meta(ge=0, le=1e12)]
+_Time = Annotated[float, Meta(ge=0, lt=253402300800)]  # before the year 10000: datetime takes no more
 _Word = Annotated[str, Meta(max_length=256)]
 _Count = Annotated[int, Meta(ge=0, le=2**53)]
 
@@ -120,8 +121,9 @@ def write(folder: Path, life: Life, trainings: Iterable[Training]) -> None:
 
 
 def read(folder: Path, *, wrong: list[str]) -> Iterator[Training | Life]:
-    """All records in a folder. Files of others are not trusted: what cannot be decoded, or says that it is of
-    somebody who does not own the file, is left out, with a line for each file in `wrong`.
+    """All records in a folder, each with the name of its file's owner as `user`. Files of others are not
+    trusted: what cannot be decoded, or says that it is of somebody who does not own the file, is left out, with
+    a line for each file in `wrong`.
 
     Raises StoreError if the folder cannot be read.
     """
@@ -141,13 +143,14 @@ def read(folder: Path, *, wrong: list[str]) -> Iterator[Training | Life]:
         if len(data) > MOST_BYTES:
             wrong.append(f"{name}: more than {MOST_BYTES} bytes")
             continue
-        bad = 0
+        bad, owner = 0, name_of(about.st_uid)
         for line in filter(None, data.split(b"\n")):
             record = _decoded(line)
             if record is None or record.uid != about.st_uid:
                 bad += 1
             else:
-                yield record
+                # Whoever owns the file may have written any name into it.
+                yield msgspec.structs.replace(record, user=owner)
         if bad:
             wrong.append(f"{name}: {bad} lines are left out: not records, or not of the file's owner")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hpcsched.agent.site_record import SiteRecord, held_in
@@ -105,3 +107,18 @@ def test_records_of_others_are_not_taken_on_trust(driver: Driver, tmp_path: Path
     found = list(site_records.read(tmp_path, wrong=wrong))
     assert [type(one) for one in found] == [Life, Training, Training]
     assert [line.partition(":")[0] for line in wrong] == ["forged.jsonl", "link.jsonl"]
+
+
+def test_no_record_ends_the_sums_and_none_is_of_another_user(driver: Driver, tmp_path: Path) -> None:
+    life, trainings = record_of(goes_on(driver).machine, tmp_path).records(over=True)
+    site_records.write(tmp_path, life, trainings)
+    file = tmp_path / "ada-0123-2.jsonl"
+    first, *rest = map(json.loads, file.read_text().splitlines())
+    late = [{**first, "start": 1e12}, {**first, "start": 253402300800}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest, *late)))
+    wrong: list[str] = []
+    (total,) = sums(site_records.read(tmp_path, wrong=wrong), ["user", "month"])
+    assert total.by["user"] == pwd.getpwuid(os.geteuid()).pw_name != "ada"
+    assert total.trainings == 2 and len(wrong) == 1 and "2 lines are left out" in wrong[0]
+    last = msgspec.structs.replace(life, start=253402300799.0)
+    assert sums([last], ["month"])[0].by == {"month": "9999-12"}
