@@ -24,6 +24,7 @@ from typing import Any
 from hpcsched.batch import slurm_text
 from hpcsched.batch.base import COMMAND_TIMEOUT_S, BatchJobState
 from hpcsched.batch.command import RunCommand, run_command
+from hpcsched.batch.numbers import whole
 from hpcsched.batch.slurm import Slurm, one_line, requeue_error
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
@@ -93,7 +94,7 @@ class PySlurm(Slurm):
         return None if end is None else float(end)
 
     def job_state(self, job_id: str) -> BatchJobState:
-        if not job_id.isdigit():
+        if whole(job_id) is None:
             return super().job_state(job_id)
         try:
             state = slurm_text.state_of(str(self._ask("state", int(job_id))))

@@ -14,6 +14,7 @@ from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, BatchS
 from hpcsched.batch.command import CommandOutput, RunCommand, command_output, run_command
 from hpcsched.batch.hostlist import expand
 from hpcsched.batch.local import ssh
+from hpcsched.batch.numbers import whole
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
 
@@ -99,9 +100,10 @@ class Slurm(BatchSystem):
         shown = self._shown(job_id)
         self._gpu_counts = self._count_gpus(shown, hosts)
         fields = slurm_text.shown_in(shown, job_id) or {}
-        if self._restarts() and fields.get("Restarts", "").isdigit():
+        restarts = whole(fields.get("Restarts", ""))
+        if self._restarts() and restarts is not None:
             # Slurm sets the variable for jobs that were restarted only: others may have inherited it.
-            self._most_restarts = int(fields["Restarts"])
+            self._most_restarts = restarts
         missing = {command for command in slurm_notes.COMMANDS if not self._there(command)}
         if len(hosts) > 1 and self._launcher == "srun" and "srun" not in missing:
             with contextlib.suppress(BatchError):
@@ -260,8 +262,7 @@ class Slurm(BatchSystem):
         ]
 
     def script_pid(self) -> int | None:
-        script = self._environ.get("SLURM_TASK_PID", "")
-        return int(script) if script.isdecimal() and "SLURM_STEP_ID" not in self._environ else None
+        return None if "SLURM_STEP_ID" in self._environ else whole(self._environ.get("SLURM_TASK_PID", ""))
 
     def version(self) -> str:
         words = self._asked(("scontrol", "--version")).split()
@@ -275,14 +276,13 @@ class Slurm(BatchSystem):
         job_id = self._environ.get("SLURM_JOB_ID") or self._environ.get("SLURM_JOBID") or ""
         if not job_id:
             raise BatchError("SLURM_JOB_ID is not set: this is not inside a Slurm job")
-        if not job_id.isdigit():
+        if whole(job_id) is None:
             raise BatchError(f"SLURM_JOB_ID is {job_id[:40]!r}, which is no job id")
         return job_id
 
     def _restarts(self) -> int:
         """The number of requeues of the job when this start of it began."""
-        count = self._environ.get("SLURM_RESTART_COUNT", "")
-        return min(int(count), self._most_restarts) if count.isdigit() else 0
+        return min(whole(self._environ.get("SLURM_RESTART_COUNT", "")) or 0, self._most_restarts)
 
     def _config(self) -> str:
         """The output of `scontrol show config`, asked for once; empty when that fails."""
@@ -315,8 +315,8 @@ class Slurm(BatchSystem):
 
     def _promised_end(self) -> float | None:
         """The end as it was when the job started, from a variable of newer releases; None without it."""
-        end = self._environ.get("SLURM_JOB_END_TIME", "")
-        return float(end) if end.isdigit() and int(end) > 0 else None
+        end = whole(self._environ.get("SLURM_JOB_END_TIME", ""))
+        return float(end) if end else None
 
     def _components(self) -> tuple[Mapping[str, str], ...]:
         """The variables of this job, or of each component of a heterogeneous one."""
@@ -359,7 +359,7 @@ class Slurm(BatchSystem):
             return  # squeue would take an empty id for "all jobs"
         environ = slurm_text.queue_environ(self._environ)
         elsewhere = self._cluster and self._cluster != slurm_text.cluster_in(self._config())
-        federated = job_id.isdigit() and int(job_id) >= slurm_text.FEDERATED
+        federated = (whole(job_id) or 0) >= slurm_text.FEDERATED
         questions = ["--sibling"] if federated else [] if elsewhere else ["--local"]
         questions += [f"--clusters={self._cluster}"] if elsewhere else []
         for question in questions:
@@ -389,7 +389,7 @@ class Slurm(BatchSystem):
             else slurm_submit.inherited_options(words, fields, self._environ, own=own)
         )
         task = self._environ.get("SLURM_ARRAY_TASK_ID", "")
-        if task.isdigit() and (own or "--array" in slurm_submit.script_options(words)):
+        if whole(task) is not None and (own or "--array" in slurm_submit.script_options(words)):
             options.append(f"--array={task}")  # this task alone, not the whole array once more
         if "FedOrigin" in fields and (cluster := self._environ.get("SLURM_CLUSTER_NAME")):
             options.append(f"--clusters={cluster}")  # where the run's files are
@@ -399,7 +399,7 @@ class Slurm(BatchSystem):
         )
         # The last line: a site's submit plugin may have printed greetings. "12;cluster" in a federation.
         submitted = (said.split() or [""])[-1].partition(";")[0]
-        if not submitted.isdigit():
+        if whole(submitted) is None:
             raise BatchError(f"sbatch did not answer with a job id but {said.strip()[:60]!r}")
         return submitted
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hpcsched.batch import slurm_text
 from hpcsched.batch.command import RunCommand, command_output, run_command
+from hpcsched.batch.numbers import whole
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
 
@@ -134,7 +135,7 @@ def has_code(codes: str, code: int) -> bool:
     """Whether `3,70-79` has an exit code."""
     for part in codes.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit() and int(first) <= code <= int(last if last.isdigit() else first):
+        if (low := whole(first)) is not None and low <= code <= (low if whole(last) is None else int(last)):
             return True
     return False
 

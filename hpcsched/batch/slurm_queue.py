@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hpcsched import durations
 from hpcsched.batch.command import RunCommand, command_output, run_command
+from hpcsched.batch.numbers import whole
 from hpcsched.batch.queue import JobTimes, Partition, Pending, Planned, Shape
 from hpcsched.batch.slurm_submit import submit_environ
 from hpcsched.batch.slurm_text import job_fields, queue_environ, utc_time
@@ -16,6 +17,9 @@ from hpcsched.errors import BatchError
 
 HOLD_S = 120.0
 """Slurm holds a requeued job back for so long, whatever the site (its sources; 22.05: 121 s were seen)."""
+
+_MOST = 10**9
+"""Nodes, or GPUs on each, beyond which an answer is none (chosen)."""
 
 _SCRIPT = "#!/bin/sh\ntrue\n"
 _UNUSABLE = ("down", "drain", "fail", "maint", "unknown", "no_respond", "not_respond", "inval", "power_down")
@@ -82,9 +86,9 @@ def partitions_in(rows: str, limits: str) -> tuple[Partition, ...]:
     found: defaultdict[str, _Hosts] = defaultdict(lambda: _Hosts({}, {}))
     for row in rows.splitlines():
         fields = [field.strip() for field in row.split("|")]
-        if len(fields) != 6 or fields[1] != "up" or not fields[3].isdigit():
+        if len(fields) != 6 or fields[1] != "up" or (nodes := whole(fields[3])) is None:
             continue
-        name, _, limit, nodes, gres, state = fields
+        name, _, limit, _, gres, state = fields
         one = found[name.rstrip("*")]
         one.limit, one.default = limit, name.endswith("*")
         if state.lower().rstrip("*~#!%$@+-^").startswith(_UNUSABLE):
@@ -93,14 +97,14 @@ def partitions_in(rows: str, limits: str) -> tuple[Partition, ...]:
         for kind, count in gpus_in(gres):
             gpus += count
             one.types[kind] = None
-        one.hosts[gpus] = one.hosts.get(gpus, 0) + int(nodes)
+        one.hosts[gpus] = one.hosts.get(gpus, 0) + nodes
     more = {fields.get("PartitionName", ""): fields for fields in map(job_fields, limits.splitlines())}
     return tuple(
         Partition(
             name=name,
             hosts=dict(sorted(one.hosts.items())),
             limit_s=seconds(one.limit),
-            most_nodes=_count(more.get(name, {}).get("MaxNodes", "")),
+            most_nodes=whole(more.get(name, {}).get("MaxNodes", "")),
             default=one.default,
             preempted=bool({"REQUEUE", "CANCEL"} & set(more.get(name, {}).get("PreemptMode", "").split(","))),
             types=tuple(one.types),
@@ -115,8 +119,8 @@ def gpus_in(gres: str) -> list[tuple[str, int]]:
     found = []
     for part in re.sub(r"\([^)]*\)", "", gres).split(","):
         words = re.split(r"[:/=]", part.strip().removeprefix("gres:").removeprefix("gres/"))
-        if words[0] == "gpu" and words[-1].isdigit():
-            found.append((words[1] if len(words) > 2 else "gpu", int(words[-1])))
+        if words[0] == "gpu" and (count := whole(words[-1])) is not None:
+            found.append((words[1] if len(words) > 2 else "gpu", count))
         elif words == ["gpu"]:
             found.append(("gpu", 1))
     return found
@@ -128,10 +132,6 @@ def seconds(text: str) -> float | None:
         return None if text.upper() in _ENDLESS else durations.parse_duration(text)
     except (ValueError, OverflowError):
         return None
-
-
-def _count(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
 
 
 def planned_in(text: str, *, failed: bool) -> Planned:
@@ -152,13 +152,13 @@ def pending_in(text: str) -> Iterator[Pending]:
     out."""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) != 7 or not fields[2].isdigit():
+        if len(fields) != 7 or (nodes := whole(fields[2])) is None:
             continue
-        job_id, partition, nodes, gres, limit, start, _ = fields
+        job_id, partition, _, gres, limit, start, _ = fields
         gpus = sum(count for _, count in gpus_in(gres))
         at = utc_time(start)
         shape = Shape(
-            partition=partition.split(",")[0], nodes=int(nodes), gpus=gpus, limit_s=seconds(limit) or 0.0
+            partition=partition.split(",")[0], nodes=nodes, gpus=gpus, limit_s=seconds(limit) or 0.0
         )
         yield Pending(job_id=job_id, shape=shape, start=at if isinstance(at, float) else None)
 
@@ -168,12 +168,17 @@ def times_in(text: str, job_id: str) -> JobTimes | None:
     fields = next((f for line in text.splitlines() if (f := job_fields(line)).get("JobId") == job_id), {})
     times = [utc_time(fields.get(key, "")) for key in ("SubmitTime", "EligibleTime", "StartTime")]
     limit_s = seconds(fields.get("TimeLimit", ""))
-    nodes = _count(fields.get("NumNodes", "").partition("-")[0])
+    nodes = whole(fields.get("NumNodes", "").partition("-")[0])
     asked = fields.get("TresPerNode", "")
     gpus = sum(count for _, count in gpus_in(asked))
     if not gpus and nodes:
         gpus = sum(count for _, count in gpus_in(fields.get("TresPerJob", ""))) // nodes
-    if limit_s is None or nodes is None or not all(isinstance(time, float) for time in times):
+    if (
+        limit_s is None
+        or nodes is None
+        or max(nodes, gpus) > _MOST
+        or not all(isinstance(time, float) for time in times)
+    ):
         return None
     submitted, eligible, started = (time for time in times if isinstance(time, float))
     shape = Shape(partition=fields.get("Partition", ""), nodes=nodes, gpus=gpus, limit_s=limit_s)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcsched.batch.hostlist import expand, expand_counts
+from hpcsched.batch.numbers import whole
 from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import BatchError
 
@@ -66,7 +67,7 @@ OVERLAP_SINCE = (20, 11)
 
 def has_overlap(version: str) -> bool:
     """Whether the srun that says this of its version has --overlap; an answer not understood: it has."""
-    found = re.match(r"slurm\S* (\d+)\.(\d+)", version)
+    found = re.match(r"slurm\S* (\d{1,6})\.(\d{1,6})", version)
     return found is None or (int(found[1]), int(found[2])) >= OVERLAP_SINCE
 
 
@@ -132,8 +133,7 @@ def gpus_by_request(environ: Mapping[str, str], hosts: Sequence[str]) -> Iterato
 
 def _number(text: str | None) -> int:
     """6 from `6` and from `a100:6`; 0 from anything else."""
-    digits = (text or "").rpartition(":")[2]
-    return int(digits) if digits.isdigit() else 0
+    return whole((text or "").rpartition(":")[2]) or 0
 
 
 def cpu_counts(text: str, hosts: int) -> tuple[int | None, ...]:

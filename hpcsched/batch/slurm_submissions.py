@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpcsched.batch.command import RunCommand, command_output, run_command
+from hpcsched.batch.numbers import whole
 from hpcsched.batch.slurm_submit import submit_environ
 from hpcsched.batch.slurm_text import queue_environ, state_of, utc_time
 from hpcsched.batch.submissions import Submitted
@@ -30,7 +31,7 @@ class SlurmSubmissions:
         said = command_output(self._run, ("sbatch", "--parsable"), environ=self._environ, stdin=script)
         # The last line: a site's submit plugin may have printed greetings. "12;cluster" in a federation.
         submitted = (said.split() or [""])[-1].partition(";")[0]
-        if not submitted.isdigit():
+        if whole(submitted) is None:
             raise BatchError(f"sbatch did not answer with a job id but {said.strip()[:60]!r}")
         return submitted
 
@@ -59,7 +60,7 @@ def rows_in(text: str) -> Iterator[Submitted]:
     """From lines of six fields with `|` between them; others are left out."""
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) != _FIELDS or not fields[0].isdigit() or not fields[2]:
+        if len(fields) != _FIELDS or whole(fields[0]) is None or not fields[2]:
             continue
         start, end = utc_time(fields[3]), utc_time(fields[4])
         word = fields[2].split()[0]  # sacct: "CANCELLED by 1000"

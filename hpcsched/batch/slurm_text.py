@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from hpcsched.batch.base import BatchJobState, EndReason, Preemption
 from hpcsched.batch.command import CommandOutput
 from hpcsched.batch.hostlist import expand
+from hpcsched.batch.numbers import whole
 
 _STATES: dict[str, BatchJobState] = {
     word: state
@@ -84,7 +85,7 @@ def queue_rows(text: str) -> list[tuple[str, BatchJobState, float | str | None]]
     rows: list[tuple[str, BatchJobState, float | str | None]] = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) in (3, 4) and fields[0].isdigit():
+        if len(fields) in (3, 4) and whole(fields[0]) is not None:
             state = state_of(fields[1])
             if state is BatchJobState.PENDING and is_held("".join(fields[3:])):
                 state = BatchJobState.HELD
@@ -150,15 +151,25 @@ GRACE_SLACK_S = 60.0
 # --- scontrol show job -------------------------------------------------------
 
 
+_MOST_CHARS = 2**20
+"""Characters of one job's line that are looked at (chosen)."""
+_USER = re.compile(r" UserId=\S+\(\d+\) ")
+
+
 def job_fields(text: str) -> dict[str, str]:
     """The `Key=value` words of `scontrol --oneliner show job`; of doubles the first, "(null)" left out.
 
-    A job's name is left out: it may hold words of this form, and stands before most others.
+    A job's name is left out: it may hold words of this form, and stands before most others. It ends before
+    the last UserId; what a user writes into later fields (Command, WorkDir, Comment) is not searched for that.
     """
-    text = re.sub(r" JobName=.*? (?=UserId=\S+\(\d+\) )", " ", text)
+    text = text[:_MOST_CHARS]
+    name = text.find(" JobName=")
+    users = [found.start() for found in _USER.finditer(text.rpartition(" Command=")[0] or text, max(name, 0))]
+    if name >= 0 and users:
+        text = text[:name] + text[users[-1] :]
     fields: dict[str, str] = {}
-    for key, value in re.findall(r"(\S+?)=(\S*)", text):
-        if value not in ("", "(null)", "N/A", "None"):
+    for key, equals, value in (word.partition("=") for word in text.split()):
+        if key and equals and value not in ("", "(null)", "N/A", "None"):
             fields.setdefault(key, value)
     return fields
 
@@ -187,8 +198,7 @@ def reason_in(answer: CommandOutput, job_id: str, restarts: int, grace_s: float 
     if fields is None:
         return EndReason.UNKNOWN
     state, why = fields.get("JobState", ""), fields.get("Reason", "")
-    times = fields.get("Restarts", "")
-    if times.isdigit() and int(times) > restarts:
+    if (whole(fields.get("Restarts", "")) or 0) > restarts:
         return EndReason.REQUEUED
     running = state_of(state) in (BatchJobState.RUNNING, BatchJobState.SUSPENDED) and state != "COMPLETING"
     preempted, ended = (utc_time(fields.get(key, "NONE")) for key in ("PreemptTime", "EndTime"))
@@ -246,7 +256,7 @@ def preemption_in(partition: str, config: str) -> Preemption | None:
     ends = {"REQUEUE", "CANCEL"} & set(mode.split(","))
     if not ends:
         return None
-    grace_s = float(grace) if grace.isdigit() else 0.0
+    grace_s = float(whole(grace) or 0)
     if not grace_s and re.search(r"^PreemptType\s*=\s*preempt/qos", config, re.MULTILINE) is None:
         return None
     return Preemption(grace_s=grace_s or None, requeues="REQUEUE" in ends)

@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcsched.batch import queue_of
-from hpcsched.errors import BatchError
 
 if TYPE_CHECKING:
+    from hpcsched.batch.queue import JobTimes
     from hpcsched.store.allocations import AllocationEntry
 
 
 def begun(kind: str) -> AllocationEntry | None:
     """The batch job that this process is in; None where there is none, or nobody tells."""
     job_id = os.environ.get("SLURM_JOB_ID", "")
-    queue = queue_of(kind, environ=os.environ) if job_id else None
-    if queue is None:
-        return None
     try:
-        times = queue.times(job_id)
-    except BatchError:
+        queue = queue_of(kind, environ=os.environ) if job_id else None
+        times = queue.times(job_id) if queue else None
+        return _entry(kind, job_id, times) if times else None
+    except Exception:  # whatever is answered: a run is worth more than its line in a table of waits
         return None
-    if times is None:
-        return None
+
+
+def _entry(kind: str, job_id: str, times: JobTimes) -> AllocationEntry:
     from hpcsched.store.allocations import AllocationEntry
     from hpcsched.store.database import iso
 

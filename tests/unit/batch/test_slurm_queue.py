@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import pytest
 
+from hpcsched.batch.base import EndReason
 from hpcsched.batch.command import CommandOutput
+from hpcsched.batch.numbers import whole
 from hpcsched.batch.queue import Pending, Planned, Shape
-from hpcsched.batch.slurm_queue import SlurmQueue, gpus_in, partitions_in, planned_in, seconds, times_in
+from hpcsched.batch.slurm_limits import has_code
+from hpcsched.batch.slurm_queue import (
+    SlurmQueue,
+    gpus_in,
+    partitions_in,
+    pending_in,
+    planned_in,
+    seconds,
+    times_in,
+)
+from hpcsched.batch.slurm_steps import components, gpus_by_request, has_overlap
+from hpcsched.batch.slurm_submissions import rows_in
+from hpcsched.batch.slurm_text import job_fields, preemption_in, queue_rows, reason_in
+from hpcsched.cli.run import waited
 from hpcsched.errors import BatchError
 
 SINFO = """\
@@ -108,3 +123,53 @@ def test_times_that_are_none():
         86400.0,
         None,
     ]
+
+
+NO_NUMBERS = ("²", "٣", "9" * 5000, "-1", "1_0", "")
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS)
+def test_what_is_no_number_ends_no_parser(text):
+    assert whole(text) is None
+    row = f"gpu|up|1:00:00|{text}|gpu:4|idle\ngpu|up|1:00:00|2|gpu:{text}|idle"
+    assert [one.hosts for one in partitions_in(row, f"PartitionName=gpu MaxNodes={text}")] == [{0: 2}]
+    assert list(pending_in(f"7|main|{text}|gpu:1|1:00|N/A|x")) == []
+    assert times_in(JOB.replace("NumNodes=2", f"NumNodes={text}"), "4") is None
+    assert queue_rows(f"{text}|RUNNING|N/A") == []
+    assert list(rows_in(f"{text}|a|RUNNING|N/A|N/A|None")) == []
+    assert reason_in(CommandOutput(0, f"JobId=4 JobState=RUNNING Restarts={text}"), "4", 0) is EndReason.NONE
+    assert preemption_in(f"PreemptMode=REQUEUE GraceTime={text}", "") is None
+    assert not has_code(f"{text}-{text}", 3)
+    environ = {"SLURM_HET_SIZE": text, "SLURM_GPUS_ON_NODE": text, "SLURMD_NODENAME": "a"}
+    assert components(environ) == (environ,)
+    assert list(gpus_by_request(environ, ["a"])) == []
+
+
+def test_a_number_is_at_most_18_digits():
+    assert whole("9" * 18) == 10**18 - 1 and whole("9" * 19) is None
+    assert has_code("3-", 3) and has_code("70-79", 75) and not has_code("3", 4)
+    assert has_overlap(f"slurm {'9' * 5000}.5")
+
+
+def test_no_answer_about_waiting_ends_a_run(monkeypatch):
+    class Odd:
+        def times(self, job_id):
+            raise ValueError(job_id)
+
+    monkeypatch.setenv("SLURM_JOB_ID", "4")
+    monkeypatch.setattr(waited, "queue_of", lambda kind, *, environ: Odd())
+    assert waited.begun("slurm") is None
+
+
+def test_a_jobs_name_is_none_of_its_fields():
+    name = "x UserId=a(0) JobState=COMPLETED Restarts=7 y"
+    shown = f"JobId=4 JobName={name} UserId=me(1) GroupId=me(1) JobState=RUNNING Command=/x Comment={name} "
+    fields = job_fields(shown)
+    assert (fields["UserId"], fields["JobState"]) == ("me(1)", "RUNNING")
+    assert job_fields("JobId=4 " + "x " * 2**20 + "JobState=RUNNING") == {"JobId": "4"}
+
+
+@pytest.mark.parametrize("text", [" JobName=" * 20_000, "x" * 2**20, " UserId=" + "(1" * 2**18])
+def test_the_fields_of_a_long_text_take_linear_time(text):
+    """Quadratic, each of these takes minutes, and the suite's own time limit ends it."""
+    assert len(job_fields(text)) <= 1
