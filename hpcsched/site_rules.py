@@ -101,7 +101,7 @@ class SiteRules:
             raise ConfigError(where=where, key=place, got=_shown(value), accepted=accepted)
 
     def check_limit(self, key: str, value: Any, *, where: str) -> None:
-        """Raise ConfigError for a value beyond the key's limit, though nobody has set it: locks do not count."""
+        """Raise ConfigError for a value beyond the key's limit that nobody has set: locks do not count."""
         if accepted := self._beyond(key, value):
             raise ConfigError(where=where, got=_shown(value), accepted=accepted)
 

@@ -160,7 +160,7 @@ def job_fields(text: str) -> dict[str, str]:
     """The `Key=value` words of `scontrol --oneliner show job`; of doubles the first, "(null)" left out.
 
     A job's name is left out: it may hold words of this form, and stands before most others. It ends before
-    the last UserId; what a user writes into later fields (Command, WorkDir, Comment) is not searched for that.
+    the last UserId; what a user writes into later fields (Command, WorkDir, Comment) is not searched.
     """
     text = text[:_MOST_CHARS]
     name = text.find(" JobName=")

@@ -121,9 +121,10 @@ def write(folder: Path, life: Life, trainings: Iterable[Training]) -> None:
 
 
 def read(folder: Path, *, wrong: list[str]) -> Iterator[Training | Life]:
-    """All records in a folder, each with the name of its file's owner as `user`. Files of others are not
-    trusted: what cannot be decoded, or says that it is of somebody who does not own the file, is left out, with
-    a line for each file in `wrong`.
+    """All records in a folder, each with the name of its file's owner as `user`.
+
+    Files of others are not trusted: what cannot be decoded, or says that it is of somebody who does not own
+    the file, is left out, with a line for each file in `wrong`.
 
     Raises StoreError if the folder cannot be read.
     """
