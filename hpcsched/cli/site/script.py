@@ -41,7 +41,11 @@ _PASSED_ON = ("devices", "policy", "policy_option", "profiles", "device_type", "
 @click.argument("sets", metavar="JOBS.toml...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @dir_option
 @click.option(
-    "--output", "-o", metavar="FILE", type=click.Path(path_type=Path), help="Write the script to this file."
+    "--output",
+    "-o",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the script to this file; -: standard output.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it is there already.")
 @click.option(
@@ -107,6 +111,7 @@ def script(ctx: click.Context, /, system: str, sets: tuple[Path, ...], **_: Any)
     """
     given = _Given(ctx)
     output: Path | None = ctx.params["output"]
+    output = None if output == Path("-") else output
     wrapper = _wrapper(given, system, sets, output)
     text = batch_scripts.WRITERS[system](wrapper)
     if output is None:
