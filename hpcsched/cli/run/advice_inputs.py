@@ -19,6 +19,7 @@ from hpcsched import jobfile
 from hpcsched.cli.common import database_path
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.simulation_inputs import SHIPPED, CpuOptions, ProfileSource
+from hpcsched.core.jobs import MOST_GPUS
 from hpcsched.errors import BatchError, ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ COMMANDS = {"slurm": "sbatch", "lsf": "bsub"}
 NUMBERS = "a number, several with commas, or a range such as 1-8"
 _MOST_NUMBERS = 64
 TIMES = "times such as 30m, 2h, 2:00:00, with commas"
+YEAR_S = 365 * 86400.0
+"""The longest time that is taken (chosen)."""
 
 
 def numbers(where: str, text: str | None) -> tuple[int, ...]:
@@ -46,6 +49,8 @@ def numbers(where: str, text: str | None) -> tuple[int, ...]:
         low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if low < 1 or high < low or high - low >= _MOST_NUMBERS:
             raise ConfigError(where=where, got=repr(text), accepted=NUMBERS)
+        if high > MOST_GPUS:
+            raise ConfigError(where=where, got=str(high), accepted=f"at most {MOST_GPUS}")
         found |= set(range(low, high + 1))
     return tuple(sorted(found))
 
@@ -53,7 +58,37 @@ def numbers(where: str, text: str | None) -> tuple[int, ...]:
 def times_in(text: str | None) -> tuple[float, ...]:
     from hpcsched.cli.site.script import seconds_of
 
-    return tuple(s for part in text.split(",") if (s := seconds_of(part))) if text else ()
+    found = tuple(s for part in text.split(",") if (s := seconds_of(part))) if text else ()
+    if max(found, default=0.0) > YEAR_S:
+        raise ConfigError(where="--time", got=repr(text), accepted="at most a year: 365d")
+    return found
+
+
+def asked_for(given: dict[str, Any]) -> Asked:
+    """The GPUs, nodes and time limits of the options. Raises ConfigError."""
+    from hpcsched.allocations.tried import Asked
+
+    gpus, nodes = numbers("--gpus-per-node", given["gpus"]), numbers("--nodes", given["nodes"])
+    if (total := max(gpus, default=1) * max(nodes, default=1)) > MOST_GPUS:
+        accepted = f"at most {MOST_GPUS} in all"
+        raise ConfigError(where="--nodes", got=f"{total} GPUs on all nodes", accepted=accepted)
+    return Asked(gpus=gpus, nodes=nodes, limits_s=times_in(given["times"]))
+
+
+def without_room(work: Work, partitions: Sequence[Partition], asked: Asked) -> str:
+    """The first job that fits in no allocation that may be tried, and what it needs; "": there is none."""
+
+    def fits(job: JobSpec, partition: Partition) -> bool:
+        need = job.gpus_min if job.cpus is None else 0
+        counts = [n for n in (asked.gpus if need and asked.gpus else partition.hosts) if n >= need]
+        tops = [partition.nodes_for(count) for count in counts]
+        return any(job.nodes <= n <= top for top in tops for n in asked.nodes or (top,))
+
+    for job in work.jobs:
+        if not any(fits(job, partition) for partition in partitions):
+            nodes = f"{job.nodes} nodes" if job.nodes > 1 else "a node"
+            return f"job {job.name} needs {nodes} with {max(1, job.gpus_min)} GPUs: no allocation has them"
+    return ""
 
 
 def system_of(batch: str) -> str:
@@ -146,7 +181,8 @@ def partitions_of(
 ) -> tuple[Queue | None, list[Partition]]:
     """The queue, where it can be asked, and the partitions to look at. Raises ConfigError for unknown
     ones."""
-    from hpcsched.allocations.candidates import MOST_GPUS, useful_gpus
+    from hpcsched.allocations.candidates import MOST_GPUS as MOST_TRIED
+    from hpcsched.allocations.candidates import useful_gpus
     from hpcsched.allocations.outcomes import as_used
     from hpcsched.batch import queue_of
     from hpcsched.batch.queue import Partition
@@ -180,8 +216,8 @@ def partitions_of(
     elif system == "lsf":
         notes.append("LSF does not say when a job would start: waits by --wait alone")
     least = max((job.gpus_min for job in work.jobs if job.cpus is None), default=0)
-    useful = useful_gpus(as_used(work, gpus=max(least, MOST_GPUS)), work.profiles)
-    most = max(asked.gpus, default=0) or max(least, min(useful, MOST_GPUS))
+    useful = useful_gpus(as_used(work, gpus=max(least, MOST_TRIED)), work.profiles)
+    most = max(asked.gpus, default=0) or max(least, min(useful, MOST_TRIED))
     nodes = max([*asked.nodes, *(job.nodes for job in work.jobs)], default=1)
     return None, [Partition(name=name, hosts={most: nodes}) for name in wanted or [""]]
 

@@ -21,13 +21,14 @@ from hpcsched.cli.run import policies
 from hpcsched.cli.run.advice_inputs import (
     NUMBERS,
     TIMES,
+    YEAR_S,
+    asked_for,
     batch_options,
     doubt_of,
-    numbers,
     partitions_of,
     system_of,
-    times_in,
     waits_of,
+    without_room,
     work_of,
 )
 from hpcsched.cli.run.simulation_inputs import SHIPPED
@@ -50,7 +51,7 @@ _WAIT = "Minutes that each allocation waits, by your own estimate: wins over all
 @click.option("--time", "-t", "times", metavar="T,...", help=f"Time limits: {TIMES}.")
 @click.option("--partition", "-p", metavar="P,...", help="Partitions (all that are up and have GPUs).")
 @option("--account", "-A", metavar="A", help="Account, for the questions to the batch system.")
-@click.option("--wait", "wait_min", metavar="MIN", type=Number(min=0), help=_WAIT)
+@click.option("--wait", "wait_min", metavar="MIN", type=Number(min=0, max=YEAR_S / 60), help=_WAIT)
 @click.option("--max-gpu-hours", metavar="X", type=Number(min=0), help="Leave out what costs more GPU-hours.")
 @click.option(
     "--prefer",
@@ -79,7 +80,7 @@ _WAIT = "Minutes that each allocation waits, by your own estimate: wins over all
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option(
     "--margin",
-    type=Number(min=0),
+    type=Number(min=0, max=YEAR_S),
     default=60.0,
     help="Safety margin before the end, for saving: seconds (60).",
 )
@@ -117,15 +118,11 @@ def advise(ctx: click.Context, /, jobs: Path, svg: Path | None, as_json: bool, *
 def _advised(ctx: click.Context, path: Path, given: dict[str, Any]) -> tuple[Advice, Sequence[str]]:
     """The advice for a job file, and what its running times rest on, in words. Raises ConfigError."""
     from hpcsched.allocations import advice as pages
-    from hpcsched.allocations.tried import Asked, Trials
+    from hpcsched.allocations.tried import Trials
     from hpcsched.batch import queue_of
     from hpcsched.cli.run import advice_text
 
-    asked = Asked(
-        gpus=numbers("--gpus-per-node", given["gpus"]),
-        nodes=numbers("--nodes", given["nodes"]),
-        limits_s=times_in(given["times"]),
-    )
+    asked = asked_for(given)
     system = system_of(given["batch"])
     file = jobfile.load(path, workdir=Path.cwd())
     work, missing = work_of(ctx, path, file, given)
@@ -146,6 +143,7 @@ def _advised(ctx: click.Context, path: Path, given: dict[str, Any]) -> tuple[Adv
     notes += advice_text.about_refused(waits)
     if not every:
         why = next(iter([*waits.refused.values(), *left_out]), "none was found")
+        why = without_room(work, partitions, asked) or why
         accepted = "other --gpus-per-node, --nodes, --time or --partition"
         got = f"no allocation in which these jobs end ({why})"
         raise ConfigError(where=path.name, got=got, accepted=accepted)

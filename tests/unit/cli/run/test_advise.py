@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import click.testing
 import pytest
 from click.testing import CliRunner
@@ -125,11 +126,31 @@ def test_a_script_takes_the_recommended_row_or_another_one(place: Path) -> None:
         (("--time", "soon"), "--time: 'soon'"),
         (("--time", "61s"), "no allocation in which these jobs end"),
         (("--policy", "marble,planner"), "accepted: one"),
+        (("--gpus", "999999"), "--gpus-per-node: 999999; accepted: at most 1024"),
+        (
+            ("--gpus", "1000", "--nodes", "2"),
+            "--nodes: 2000 GPUs on all nodes; accepted: at most 1024 in all",
+        ),
+        (("--time", "99999999999h"), "accepted: at most a year"),
     ],
 )
 def test_bad_input_is_one_line(words, said) -> None:
     text = refused("advise", *SET, *words)
     assert said in text and "\n" not in text
+
+
+@pytest.mark.parametrize("words", [("--margin", "1e9"), ("--wait", "1e300")])
+def test_no_time_beyond_a_year_is_taken(words) -> None:
+    done = call("advise", *SET, *words)
+    assert isinstance(done.exception, click.BadParameter) and "is not in the range" in str(done.exception)
+
+
+def test_the_job_without_room_is_named() -> None:
+    text = Path("jobs.toml").read_text() + "\nnodes = 2\ngpus = 8"
+    Path("wide.toml").write_text(text)
+    said = refused("advise", "wide.toml", *SET[1:], "--nodes", 1)
+    name = text.rpartition('name = "')[2].partition('"')[0]
+    assert f"job {name} needs 2 nodes with 8 GPUs: no allocation has them" in said and "\n" not in said
 
 
 def test_where_nobody_plans_earlier_waits_are_what_is_known(
@@ -164,3 +185,8 @@ def test_a_picture(place: Path) -> None:
     shown("advise", *SET, "--svg", "advice.svg")
     drawn = Path("advice.svg").read_text()
     assert "recommended" in drawn and "GPU-hours charged" in drawn
+
+
+def test_a_script_goes_to_standard_output(place: Path) -> None:
+    words = ("script", "slurm", "jobs.toml", "--gpus-per-node", 1)
+    assert "#SBATCH" in shown(*words, "-o", "-") and not Path("-").exists()
