@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from hpcsched.accounts import name_of
 from hpcsched.agent.site_record import SiteRecord, held_in
 from hpcsched.cli.run.efficiency_records import sums
 from hpcsched.core.machine import Machine
@@ -118,7 +118,7 @@ def test_no_record_ends_the_sums_and_none_is_of_another_user(driver: Driver, tmp
     file.write_text("".join(json.dumps(line) + "\n" for line in (first, *rest, *late)))
     wrong: list[str] = []
     (total,) = sums(site_records.read(tmp_path, wrong=wrong), ["user", "month"])
-    assert total.by["user"] == pwd.getpwuid(os.geteuid()).pw_name != "ada"
+    assert total.by["user"] == name_of(os.geteuid()) != "ada"
     assert total.trainings == 2 and len(wrong) == 1 and "2 lines are left out" in wrong[0]
     last = msgspec.structs.replace(life, start=253402300799.0)
     assert sums([last], ["month"])[0].by == {"month": "9999-12"}
