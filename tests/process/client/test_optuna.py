@@ -26,7 +26,7 @@ def train(x: float, *, steps: int = 40) -> float:
 @pytest.mark.slow
 def test_trials_are_jobs_and_are_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))  # no `hpcsched` beside the run
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     run = hpcsched.Run.start(devices="cpu:2", idle_timeout="2m")
     executor = hpcsched.Executor(run)
