@@ -97,6 +97,7 @@ def test_a_job_that_needs_more_than_there_is_waits_for_hosts_to_come(bench: Benc
     assert run.wait() == 0 and guest.wait() == 0
 
 
+@pytest.mark.slow
 def test_what_cannot_be_joined_is_said(bench: Bench) -> None:
     nowhere = bench("join", *THERE, "--wait", "1s")
     assert (nowhere.returncode, "no run in" in nowhere.stderr) == (3, True)
