@@ -165,6 +165,8 @@ def slurm_by_cgroup(tmp_path: Path) -> Iterator[RealSlurm]:
 
 @pytest.fixture
 def slurm(slurm_cluster: RealSlurm) -> Iterator[RealSlurm]:
-    """The cluster, with nothing on it before and after the test."""
+    """The cluster, with nothing on it before and after the test, and the environment as it was."""
+    before = dict(slurm_cluster.env)
     yield slurm_cluster
+    slurm_cluster.env = before
     slurm_cluster.tidy()
