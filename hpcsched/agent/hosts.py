@@ -79,10 +79,6 @@ class Hosts:
         names = list(self.host_of.values())
         return max((names.count(name) for name in set(names)), default=0)
 
-    def first_of(self, job: Job) -> str:
-        """The first host of a job's newest attempt."""
-        return self.first_of_each([job])[0]
-
     def first_of_each(self, jobs: Iterable[Job]) -> list[str]:
         """The first host of each job's newest attempt."""
         host_of, hosts = self.host_of, list[str]()

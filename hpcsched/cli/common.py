@@ -157,6 +157,17 @@ def hint_at_gpus_per_node(ctx: click.Context, nodes: int) -> None:
         click.echo(f"hpcsched: {used} means GPUs on each node, not the total: say {new}", err=True)
 
 
+def allocation_options(command: F) -> F:
+    """--batch, --hosts and --launcher: where the hosts come from, and how node agents get there."""
+    batch = option(
+        "--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf, sge or none."
+    )
+    hosts = option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
+    ways = "auto, srun, blaunch, jsrun, qrsh, ssh or local"
+    launcher = option("--launcher", metavar="L", default="auto", help=f"Start of node agents: {ways}.")
+    return batch(hosts(launcher(command)))
+
+
 def dir_option(command: F) -> F:
     """--dir, also after the command's name."""
     return click.option("--dir", "dir_", metavar="D", help=config.DIR)(command)

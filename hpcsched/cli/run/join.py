@@ -7,7 +7,7 @@ import signal
 
 import click
 
-from hpcsched.cli.common import dir_option, find_run, option, say, seconds
+from hpcsched.cli.common import allocation_options, dir_option, find_run, option, say, seconds
 
 _TIME = "Leave after so long at the latest, such as 90m or 2h; default: when the allocation ends."
 _WAIT = "Longest wait for the run's agent, such as 10m (10m)."
@@ -18,14 +18,7 @@ _WAIT = "Longest wait for the run's agent, such as 10m (10m)."
 @option("--time", "-t", "lasts_s", metavar="T", type=seconds, help=_TIME)
 @option("--wait", "wait_s", metavar="T", type=seconds, default="10m", help=_WAIT)
 @option("--devices", metavar="SPEC", help="Devices here; default: as the run's agent opens its own.")
-@option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf, sge or none.")
-@option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
-@option(
-    "--launcher",
-    metavar="L",
-    default="auto",
-    help="Start of node agents: auto, srun, blaunch, jsrun, qrsh, ssh or local.",
-)
+@allocation_options
 @option("--pyslurm", metavar="W", default="auto", help="auto, or off: Slurm's commands only.")
 @click.pass_context
 def join(

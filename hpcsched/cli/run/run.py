@@ -16,6 +16,7 @@ from hpcsched import jobfile
 from hpcsched.accounts import user_name
 from hpcsched.cli.common import (
     Number,
+    allocation_options,
     check_chart,
     database_path,
     dir_option,
@@ -89,14 +90,7 @@ _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; t
 @option("--resume", is_flag=True, help="Continue the run in the run directory, if there is one.")
 @option("--update", is_flag=True, help=_UPDATE)
 @option("--retry", is_flag=True, help="With --resume: run all failed jobs again, changed or not.")
-@option("--batch", metavar="B", default="auto", help="Batch system: auto, slurm, lsf, sge or none.")
-@option("--hosts", metavar="A,B", help="Hosts, where no batch system grants them.")
-@option(
-    "--launcher",
-    metavar="L",
-    default="auto",
-    help="Start of node agents: auto, srun, blaunch, jsrun, qrsh, ssh or local.",
-)
+@allocation_options
 @option("--interface", metavar="I", help="Network interface (or address) for connections between hosts.")
 @option("--margin", type=Number(min=0), default=60.0, help=_MARGIN)
 @option("--requeue", is_flag=True, help="With work left at the end, put the batch job back into its queue.")

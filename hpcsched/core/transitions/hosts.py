@@ -81,9 +81,6 @@ class Hosts:
         self._hurried: set[str] = set()
         """The hosts at whose end jobs were told to end."""
         self._due: float | None = None
-        self._changes = 0
-        """How often hosts have joined, closed, or had their end moved."""
-        self._seen: tuple[int, ...] = ()
 
     def handlers(self) -> Handlers:
         """The events that it handles."""
@@ -148,10 +145,9 @@ class Hosts:
 
     def watch(self) -> None:
         """Have saving begin in time on each host that ends, and give those back that nothing is left on."""
-        ends, state = self._ends, (self._ledger.moves, len(self._run.active), self._changes)
-        if not ends.at or self._deadline.draining or (state == self._seen and not ends.closing):
+        ends = self._ends
+        if not ends.at or self._deadline.draining:
             return
-        self._seen = state
         if empty := [host for host in sorted(ends.closing) if not ends.jobs_on(host)]:
             for host in empty:
                 ends.open(host)
@@ -166,7 +162,6 @@ class Hosts:
         """A timer has run out: saving begins where it is time, and who still saves at an end is told to."""
         if self._deadline.draining:
             return
-        self._seen = ()
         for host in [host for host in self._ends.at if host not in self._leaving]:
             if self._next(host) > self._run.now:
                 continue
@@ -200,7 +195,6 @@ class Hosts:
         self._changed()
 
     def _changed(self) -> None:
-        self._changes += 1
         self._run.count_news()
         self._out.ask_policy()
 

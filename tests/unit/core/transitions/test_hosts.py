@@ -187,3 +187,16 @@ def test_idle_time_counts_from_when_a_host_came_until_it_left() -> None:
     assert idle.hosts["n1"].gpu_hours == 0.0
     assert there_gpu_s(driver.machine, 20_000.0) == pytest.approx(2 * 20_000 + 2 * hours * 3600)
     assert most_gpus(driver.machine) == 4
+
+
+def test_saving_begins_by_what_is_known_of_saves_now_whoever_asked_before() -> None:
+    driver = Driver(a_job("a", "m", gpus=2), a_job("b", "m", gpus=2), gpus=2, profiles=(MODEL,))
+    driver.submit(a_job("c", "m", gpus=2))
+    driver.runs("a")
+    joins(driver)
+    driver.runs("b")
+    assert due(driver) == 1000 - 60 - 5
+    driver.machine.rooms.starts_now(driver.job("c"))  # as `status` asks, between two events
+    slower = a_profile("m", [1.0, 2.0, 3.0, 4.0], start_s=10.0, suspend_s=50.0)
+    driver.tell(ev.ProfilesLoaded, profiles=(slower,))
+    assert due(driver) == 1000 - 60 - 50
