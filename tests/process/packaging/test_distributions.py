@@ -52,27 +52,38 @@ def call(*words: object, cwd: Path, **env: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist of each distribution, and the wheel that was made from it."""
-    for module in ("build", "twine", "check_wheel_contents"):
-        pytest.importorskip(module, reason="the extra dev")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of hpcsched, and the wheel that was made from it."""
+    pytest.importorskip("build", reason="the extra dev")
     if given := os.environ.get("HPCSCHED_DIST"):
         return Path(given).absolute()
     folder = tmp_path_factory.mktemp("dist")
     tree = folder / "tree"
     shutil.copytree(ROOT, tree, ignore=NOT_OURS)
-    call(sys.executable, "packaging/build.py", "--out", folder / "dist", cwd=tree)
+    call(sys.executable, "packaging/build.py", "--out", folder / "dist", "hpcsched", cwd=tree)
     return folder / "dist"
 
 
 @pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    (found,) = built.glob("hpcsched-*.whl")
+def built(whole: Path) -> Path:
+    """A folder with the sdist and the wheel of each distribution."""
+    if "HPCSCHED_DIST" not in os.environ:
+        parts = ("hpcsched-worker", "hydra-hpcsched-launcher")
+        call(sys.executable, "packaging/build.py", "--out", whole, *parts, cwd=whole.parent / "tree")
+    return whole
+
+
+@pytest.fixture(scope="module")
+def wheel(whole: Path) -> Path:
+    (found,) = whole.glob("hpcsched-*.whl")
     assert found.name == f"hpcsched-{hpcsched.__version__}-py3-none-any.whl"
     return found
 
 
+@pytest.mark.slow
 def test_they_pass_the_usual_checks(built: Path) -> None:
+    for module in ("twine", "check_wheel_contents"):
+        pytest.importorskip(module, reason="the extra dev")
     files = sorted([*built.glob("*.whl"), *built.glob("*.tar.gz")])
     assert len(files) == 6
     call(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *files, cwd=ROOT)
@@ -80,8 +91,8 @@ def test_they_pass_the_usual_checks(built: Path) -> None:
         call(sys.executable, "-m", "check_wheel_contents", file, cwd=ROOT)
 
 
-def test_an_sdist_holds_what_tests_and_documentation_need(built: Path) -> None:
-    with tarfile.open(built / f"hpcsched-{hpcsched.__version__}.tar.gz") as archive:
+def test_an_sdist_holds_what_tests_and_documentation_need(whole: Path) -> None:
+    with tarfile.open(whole / f"hpcsched-{hpcsched.__version__}.tar.gz") as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
     there = set()
     for path in (path for folder in GRAFTED for path in (ROOT / folder).rglob("*")):
@@ -113,6 +124,7 @@ def test_a_wheel_holds_the_package_alone(wheel: Path) -> None:
     assert "hpcsched/store/migrations/script.py.mako" in names
 
 
+@pytest.mark.slow
 def test_the_wheel_of_hydras_launcher_is_a_plugin_with_the_licence(built: Path) -> None:
     (wheel,) = built.glob("hydra_hpcsched_launcher-*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -132,6 +144,7 @@ def test_a_wheel_runs_in_an_environment_of_its_own(wheel: Path, tmp_path: Path) 
     runs(python, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_wheel_finds_what_ships_beside_it_in_a_prefix_that_is_not_its_pythons(
     wheel: Path, tmp_path: Path
 ) -> None:
