@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from budget import slow
 from lanesparty import Party, code_of, models_same, until
 
 pytestmark = pytest.mark.torch
@@ -88,6 +89,7 @@ class Heavy(Noisy):
 """
 
 
+@pytest.mark.slow
 def test_a_guest_that_runs_out_of_memory_gives_it_back_at_once_and_ends_alone(party: Party) -> None:
     (party.folder / "heavy.py").write_text(HEAVY)
     freed = party.folder / "freed"
@@ -100,6 +102,7 @@ def test_a_guest_that_runs_out_of_memory_gives_it_back_at_once_and_ends_alone(pa
     assert models_same(party.final(1), party.alone(3, steps=300))
 
 
+@pytest.mark.slow
 def test_a_host_does_not_take_in_a_job_that_has_failed_there_even_if_the_job_has_forgotten(
     party: Party,
 ) -> None:
@@ -135,6 +138,7 @@ def test_a_guest_whose_foreground_is_killed_goes_on_by_itself_from_what_it_had_s
     assert models_same(party.final(2), party.alone(4, steps=1000))
 
 
+@pytest.mark.slow
 def test_a_guest_finds_the_next_foreground_and_goes_on_there(party: Party) -> None:
     front = party.start(1, "foreground", steps=300, slow_until=str(party.dir(2) / "ready.1"))
     back = party.start(2, "background", steps=10**9)
@@ -148,6 +152,7 @@ def test_a_guest_finds_the_next_foreground_and_goes_on_there(party: Party) -> No
     assert "in a process of its own" not in party.output(2)
 
 
+@pytest.mark.slow
 def test_a_guest_that_changes_what_belongs_to_the_process_is_sent_away_before_it_does_harm(
     party: Party,
 ) -> None:
@@ -161,6 +166,7 @@ def test_a_guest_that_changes_what_belongs_to_the_process_is_sent_away_before_it
     assert models_same(party.final(1), party.alone(3, steps=300))
 
 
+@pytest.mark.slow
 def test_a_guest_that_takes_long_to_build_is_sent_away_and_the_foreground_goes_on_meanwhile(
     party: Party,
 ) -> None:
@@ -186,6 +192,7 @@ def test_a_guest_that_takes_long_to_build_is_sent_away_and_the_foreground_goes_o
     assert front.is_alive()
 
 
+@pytest.mark.slow
 def test_a_guest_whose_own_process_is_killed_does_nothing_more(party: Party) -> None:
     go_on = party.folder / "go on"
     front = party.start(1, "foreground", steps=300, slow_until=str(go_on))
@@ -242,7 +249,7 @@ class Half(Noisy):
 """
 
 
-@pytest.mark.parametrize("reason", ["cwd", "strategy", "precision", "no host"])
+@pytest.mark.parametrize("reason", [slow("cwd"), "strategy", slow("precision"), "no host"])
 def test_what_cannot_be_a_guest_runs_in_a_process_of_its_own(party: Party, reason: str) -> None:
     env = {"TEST_HOST_WITHIN_S": "0.3"}
     if reason == "cwd":
