@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from budget import slow
 from livebench import Bench, job
 from places import DATA
 
@@ -13,7 +12,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize(("gpus", "code", "state"), [slow(1, 75, "PENDING"), (2, 1, "FAILED")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("gpus", "code", "state"), [(1, 75, "PENDING"), (2, 1, "FAILED")])
 def test_one_is_taken_out_and_the_job_has_one_more_try(
     bench: Bench, gpus: int, code: int, state: str
 ) -> None:

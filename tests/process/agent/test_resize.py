@@ -177,7 +177,8 @@ def joining(place: Bench) -> int:
     return int(told.read_text())
 
 
-@pytest.mark.parametrize("command", ["suspend", *(budget.slow(word) for word in ("cancel", "drain"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["suspend", "cancel", "drain"])
 def test_what_else_is_wanted_of_a_job_goes_before_its_resize(place: Bench, command: str) -> None:
     (place.folder / "broken").write_text("hang")
     agent = start(place, slow("short", gpus=1), slow("grows", model="big"))

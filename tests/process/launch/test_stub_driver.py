@@ -301,6 +301,7 @@ def test_in_every_strategy_a_process_finds_the_gpus_of_its_job_on_its_host(place
     assert not place.driver.calls("forked")
 
 
+@pytest.mark.slow
 def test_doctor_says_of_each_gpu_what_torch_says(place: Place) -> None:
     place.driver.broken.write_text("1")
     named = ("--python", place.keys["python"]) if place.keys else ()
