@@ -283,8 +283,10 @@ def test_a_module_of_the_job_goes_before_one_that_is_loaded(steady: Bench) -> No
     assert (code, output(folder)) == (5, "True\n")
 
 
-def test_a_shielded_signal_reaches_no_warm_worker(make: Callable[..., Bench]) -> None:
-    bench = make(0, shielded=SIGNALS_ALL)
+def test_a_shielded_signal_reaches_no_warm_worker_and_nothing_is_left_when_the_launcher_closes(
+    make: Callable[..., Bench],
+) -> None:
+    bench = make(2, shielded=SIGNALS_ALL)
     bench.warm_up()
     job, workers = bench.launch(wait=1.0, code=7)
     assert by_zygote(bench, workers)
@@ -294,12 +296,7 @@ def test_a_shielded_signal_reaches_no_warm_worker(make: Callable[..., Bench]) ->
     assert reaped(workers) == 7
     workers.close()
 
-
-def test_nothing_is_left_when_the_launcher_closes(make: Callable[..., Bench]) -> None:
-    bench = make(2)
-    bench.warm_up()
-    zygote, standing = bench.zygote, bench.waiting()
-    assert standing
+    zygote, standing = bench.zygote, wait_for(bench.waiting)
     bench.launcher.close()
     wait_for(lambda: not any(map(alive, [zygote, *standing])))
     assert bench.run(code=0)[1] == 0
