@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from budget import slow
 
 from hpcsched.store.database import HEAD, Database
 
@@ -32,12 +33,13 @@ def test_opening_a_current_database_does_not_import_alembic(db: Database, path: 
     assert out.stdout.strip() == "False"
 
 
-def test_several_can_make_the_same_database_at_once(path: Path) -> None:
+@pytest.mark.parametrize("several", [2, slow(4)])
+def test_several_can_make_the_same_database_at_once(path: Path, several: int) -> None:
     code = (
         "import sys; from pathlib import Path; from hpcsched.store.database import Database\n"
         "Database(Path(sys.argv[1])).close()"
     )
-    processes = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(4)]
-    assert [p.wait(120) for p in processes] == [0] * 4
+    processes = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(several)]
+    assert [p.wait(120) for p in processes] == [0] * several
     with Database(path) as db:
         assert db._revision() == HEAD
