@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budget import slow
+from budget import examples, slow
 from places import ROOT
 
 torch = pytest.importorskip("torch")
@@ -68,17 +68,17 @@ def test_the_result_is_the_same_to_the_last_bit_over_any_resizes(tmp_path: Path,
 
     job = Elastic(tmp_path / "elastic", trainer)
     job.env["HPCSCHED_STRATEGY"] = strategy
-    choice = random.Random(trainer)
+    choice, resizes = random.Random(trainer), examples(10)
     with woken_by():
         now, ranks = 2, job.begin(2, pause=0.01, crawl_at=400)
         job.word()
-        for _ in range(10):
+        for _ in range(resizes):
             now, before = choice.choice([n for n in (1, 2, 3) if n != now]), now
             ranks += job.resize(before, now)
             assert job.word()["in_place"]
         job.go()
         assert wait(ranks) == [0] * len(ranks), job.output
-    assert job.state["attempt"] == 11
+    assert job.state["attempt"] == 1 + resizes
     assert job.state["step"] == 300
     assert same(job.final()["model"], plain.final()["model"])
     assert same(job.final()["optimizer"], plain.final()["optimizer"])

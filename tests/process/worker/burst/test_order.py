@@ -40,8 +40,7 @@ def calls_of_tied(wires: Channels, ranks: list[tuple[int, ...]]) -> tuple[str, l
     return ncclrules.taken()
 
 
-@pytest.mark.parametrize("one_queue", [False, True], ids=["a queue a group", "a queue a GPU"])
-def test_a_rank_that_has_no_gradient_yet_sums_in_its_turn(one_queue: bool) -> None:
+def test_a_rank_that_has_no_gradient_yet_sums_in_its_turn() -> None:
     """Of tied weights on different ranks, one has its gradient long before the other."""
     group = Ranks(2, ncclrules.NAME)
     try:
@@ -50,7 +49,8 @@ def test_a_rank_that_has_no_gradient_yet_sums_in_its_turn(one_queue: bool) -> No
         group.close()
     assert any(call.what for call in next(iter(found.values()))), "there are sums"
     assert any(call.sends for call in next(iter(found.values()))), "there are samples"
-    assert ncclrules.deadlock(found, one_queue=one_queue) == ""
+    for one_queue in (False, True):  # a queue a group, a queue a GPU
+        assert ncclrules.deadlock(found, one_queue=one_queue) == "", one_queue
 
 
 def calls_of_cases(wires: Channels, seed: int) -> tuple[str, list[ncclrules.Call]]:
@@ -59,7 +59,7 @@ def calls_of_cases(wires: Channels, seed: int) -> tuple[str, list[ncclrules.Call
     return ncclrules.taken()
 
 
-@pytest.mark.parametrize(("ranks", "models"), [(2, range(60, 66)), slow(3, range(66, 80))])
+@pytest.mark.parametrize(("ranks", "models"), [(2, range(60, 63)), slow(2, range(63, 66)), slow(3, range(66, 80))])
 def test_any_plan_of_any_model_is_worked_off(ranks: int, models: range) -> None:
     group = Ranks(ranks, ncclrules.NAME)
     try:

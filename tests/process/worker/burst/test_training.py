@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -165,13 +166,13 @@ def test_a_plan_is_made_anew_when_what_was_measured_says_so(tmp_path: Path) -> N
     ("options", "message"),
     [
         ({"plan": table(EXACT, [[0], [0, 2]], 3)}, "plan for 3, and 2 are here; accepted: a run on exactly"),
-        ({"plan": table(["0", "3"], [[0], [1]], 2)}, "plan.json: layer 1: '3'; accepted: '2', as in the"),
-        ({"plan": table(["0"], [[0]], 2)}, "plan.json: layer 1: missing; accepted: '2', as in the model"),
-        ({"plan": table([*EXACT, "4"], [[0], [1], [0]], 2)}, "plan.json: layer '4': not in the model"),
-        ({"plan": table(EXACT, [[0], [1, 2]], 2)}, "plan.json: layer '2': ranks: [1, 2]"),
-        ({"plan": "none.json"}, "none.json: No such file or directory"),
+        slow({"plan": table(["0", "3"], [[0], [1]], 2)}, "plan.json: layer 1: '3'; accepted: '2', as in the"),
+        slow({"plan": table(["0"], [[0]], 2)}, "plan.json: layer 1: missing; accepted: '2', as in the model"),
+        slow({"plan": table([*EXACT, "4"], [[0], [1], [0]], 2)}, "plan.json: layer '4': not in the model"),
+        slow({"plan": table(EXACT, [[0], [1, 2]], 2)}, "plan.json: layer '2': ranks: [1, 2]"),
+        slow({"plan": "none.json"}, "none.json: No such file or directory"),
         ({"profile": "training.py"}, "training.py: not JSON"),
-        ({"amplification": 0.5}, "strategy burst: amplification: 0.5; accepted: a number of at least 1"),
+        slow({"amplification": 0.5}, "strategy burst: amplification: 0.5; accepted: a number of at least 1"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_run_is_refused_on_all_ranks(

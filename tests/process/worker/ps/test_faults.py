@@ -51,7 +51,7 @@ def test_a_worker_that_dies_costs_no_step(tmp_path: Path, servers: int) -> None:
     assert here["scheduler"] == there["scheduler"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, slow(1)])
 def test_without_a_server_the_others_end_too(tmp_path: Path, victim: int) -> None:
     job = PsJob(tmp_path, steps=10**6)
     ranks = job.begin_as((2, 2), pause=0.01)
@@ -150,6 +150,7 @@ def test_bounded_staleness_meets_for_checkpoints_and_changes(tmp_path: Path) -> 
     assert job.samples_seen() == expected_samples(job)
 
 
+@pytest.mark.slow
 def test_without_staleness_two_runs_are_equal_to_the_last_bit(tmp_path: Path) -> None:
     finals = []
     for name in ("one", "two"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from budget import slow
+from budget import share, slow
 
 pytestmark = pytest.mark.torch
 
@@ -53,15 +53,16 @@ def test_every_configuration_and_every_change_is_the_training_of_one_process(
 ) -> None:
     """Servers and workers come and go, one by one and both at once; in the end only the shares change."""
     assert sorted(WALK) == ALL
+    walk = share(WALK)
     plain = plain_one(tmp_path / "plain", steps=500, **args)
     job = PsJob(tmp_path / "ps", steps=500)
-    ranks = job.begin_as(WALK[0], pause=0.03, **args)
+    ranks = job.begin_as(walk[0], pause=0.03, **args)
     assert job.word() == {"parallel": True, "in_place": True}
     steps = [0]
-    for config in WALK[1:]:
+    for config in walk[1:]:
         ranks += job.become(config)
         steps.append(job.word()["step"])
-    assert job.become(WALK[-1], share=0.9) == []
+    assert job.become(walk[-1], share=0.9) == []
     steps.append(job.word()["step"])
     job.go()
     assert wait(ranks) == [0] * len(ranks), job.output
