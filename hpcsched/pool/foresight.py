@@ -12,13 +12,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Device, JobSpec, JobState
+from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
 from hpcsched.pool.deciding import Forecast
+from hpcsched.sim.blocks import Block, joining, placed
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.past_run import CANCELLED, FAILED, past_of
 
@@ -36,16 +36,6 @@ class Rest:
     options: Mapping[str, Any] = field(default_factory=dict)
     parallel: Sequence[Program] = ()
     speed: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Block:
-    """Hosts that come together: `gpus` on each of `nodes`, in `start_s` seconds, and then for `lasts_s`."""
-
-    gpus: int
-    nodes: int = 1
-    start_s: float = 0.0
-    lasts_s: float = math.inf
 
 
 def rest_of(machine: Machine, speed: float) -> Rest | None:
@@ -87,19 +77,10 @@ def forecast(rest: Rest, blocks: Sequence[Block], idle_s: float) -> Forecast | N
     first = min(blocks, key=lambda one: one.start_s)
     others = [one for one in blocks if one is not first]
     speed, begins = rest.speed, first.start_s
-    index, events = first.gpus * first.nodes, []
-    there: dict[str, tuple[Block, list[int]]] = {}
-    for number, block in enumerate(others):
-        hosts = [f"block{number}-{node}" for node in range(block.nodes)]
-        at = (block.start_s - begins) * speed
-        devices = []
-        for host in hosts:
-            indices = list(range(index, index + block.gpus))
-            there[host] = block, indices
-            devices += [Device(index=i, host=host, kind="simulated", handle=str(i)) for i in indices]
-            index += block.gpus
-        ends = {} if math.isinf(block.lasts_s) else dict.fromkeys(hosts, at + block.lasts_s * speed)
-        events.append(ev.HostsJoined(at=at, devices=tuple(devices), ends=ends))
+    timed = [
+        replace(one, start_s=(one.start_s - begins) * speed, lasts_s=one.lasts_s * speed) for one in others
+    ]
+    there = placed(timed, first.gpus_in_all)
     try:
         machine = Simulation(
             rest.jobs,
@@ -108,7 +89,7 @@ def forecast(rest: Rest, blocks: Sequence[Block], idle_s: float) -> Forecast | N
             nodes=first.nodes,
             policy=rest.policy,
             options=rest.options,
-            happenings=events,
+            happenings=joining(there),
             parallel=rest.parallel,
         ).run()
     except ConfigError:
@@ -117,15 +98,16 @@ def forecast(rest: Rest, blocks: Sequence[Block], idle_s: float) -> Forecast | N
     if not all(job.state.final for job in jobs):
         return Forecast(end_s=math.inf, gpu_s=math.inf)
     over = max((job.ended_s or 0.0 for job in jobs), default=0.0) / speed
-    gpu_s = min(over, first.lasts_s) * first.gpus * first.nodes
+    gpu_s = min(over, first.lasts_s) * first.gpus_in_all
     busy: dict[int, float] = {}
     for job in jobs:
         for attempt in job.attempts:
             for gpu in attempt.gpus:
                 busy[gpu] = max(busy.get(gpu, 0.0), (attempt.end_s or 0.0) / speed)
-    for block, indices in there.values():
+    for block, one in zip(others, there, strict=True):
         start = block.start_s - begins
-        last = max((busy.get(i, 0.0) for i in indices), default=0.0)
-        leaves = min(over, max(last, start) + idle_s, start + block.lasts_s)
-        gpu_s += max(0.0, leaves - start) * block.gpus
+        for gpus in one.hosts.values():
+            last = max((busy.get(i, 0.0) for i in gpus), default=0.0)
+            leaves = min(over, max(last, start) + idle_s, start + block.lasts_s)
+            gpu_s += max(0.0, leaves - start) * len(gpus)
     return Forecast(end_s=begins + over, gpu_s=gpu_s)

@@ -15,8 +15,9 @@ from hpcsched.core.reasons import Why
 from hpcsched.core.states import JobState
 from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.pool.deciding import Work
-from hpcsched.pool.foresight import Block, Rest, rest_of
+from hpcsched.pool.foresight import Rest, rest_of
 from hpcsched.pool.poolfile import Pool
+from hpcsched.sim.blocks import Block
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir, agent_works
 from hpcsched.store.status import JobStatus, Status, seconds_until

@@ -16,10 +16,11 @@ from hpcsched.batch.submissions import Submissions, Submitted
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BatchError, StoreError
 from hpcsched.pool.deciding import Decision, Forecast, Situation, decide, may_ask
-from hpcsched.pool.foresight import Block, forecast
+from hpcsched.pool.foresight import forecast
 from hpcsched.pool.observing import ProfilesOf, Seen, look
 from hpcsched.pool.poolfile import Pool, Template
 from hpcsched.pool.record import Allocation, PoolFiles, Record, Role, State, Trouble, Wanted, new_id
+from hpcsched.sim.blocks import Block
 
 MOST_A_ROUND = 4
 """Allocations asked for in a round, questions about waits, and for how long an answer counts (chosen)."""

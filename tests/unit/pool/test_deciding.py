@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from hpcsched.pool.deciding import Forecast, Situation, Work, backoff_s, decide
-from hpcsched.pool.foresight import Block, Rest, forecast
+from hpcsched.pool.foresight import Rest, forecast
 from hpcsched.pool.poolfile import Pool, Template
 from hpcsched.pool.record import Allocation, Role, State, Trouble, Wanted
+from hpcsched.sim.blocks import Block
 from hpcsched.testing.builders import a_job, a_profile
 
 SMALL = Template(name="small", gpus_per_node=2, limit_s=3600.0)

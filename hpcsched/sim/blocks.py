@@ -1,0 +1,79 @@
+"""Hosts that come together and go together, as allocations do, and their joining of a simulated run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from hpcsched.core.events import HostsJoined
+from hpcsched.core.model import Device, HostCores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Hosts that come together: `gpus` on each of `nodes`, in `start_s` seconds, and then for `lasts_s`."""
+
+    gpus: int
+    nodes: int = 1
+    start_s: float = 0.0
+    lasts_s: float = math.inf
+
+    @property
+    def end_s(self) -> float:
+        """When they go."""
+        return self.start_s + self.lasts_s
+
+    @property
+    def gpus_in_all(self) -> int:
+        """GPUs on all its hosts."""
+        return self.gpus * self.nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockHosts:
+    """A block in a run: its hosts, and the indices of the GPUs on each."""
+
+    block: Block
+    hosts: Mapping[str, tuple[int, ...]]
+
+
+def placed(blocks: Iterable[Block], first: int = 0) -> list[BlockHosts]:
+    """A name for each host, and indices from `first` on for the GPUs."""
+    found = []
+    for number, block in enumerate(blocks, 1):
+        hosts = {}
+        for node in range(1, block.nodes + 1):
+            hosts[f"block{number}-{node}"] = tuple(range(first, first + block.gpus))
+            first += block.gpus
+        found.append(BlockHosts(block=block, hosts=hosts))
+    return found
+
+
+def joining(blocks: Iterable[BlockHosts], cpus: int = 0) -> list[HostsJoined]:
+    """The events of their joining, in time; `cpus` are the cores of each host for jobs without GPUs.
+
+    Those that come at the same time come in one event: a policy sees all of them at once.
+    """
+    events = []
+    for at, together in groupby(sorted(blocks, key=_start), key=_start):
+        devices: list[Device] = []
+        cores: list[HostCores] = []
+        ends: dict[str, float] = {}
+        for one in together:
+            for host, gpus in one.hosts.items():
+                devices += [
+                    Device(index=index, host=host, kind="simulated", handle=str(i))
+                    for i, index in enumerate(gpus)
+                ]
+                if cpus:
+                    cores.append(HostCores(host=host, own=tuple(range(cpus))))
+                if one.block.end_s < math.inf:
+                    ends[host] = one.block.end_s
+        events.append(HostsJoined(at=at, devices=tuple(devices), cores=tuple(cores), ends=ends))
+    return events
+
+
+def _start(one: BlockHosts) -> float:
+    return one.block.start_s
