@@ -7,6 +7,10 @@ to 1, and as p <= t - L none is larger than (L + p) / t. So the stretches' times
 t(g), add up to at least 1. A job thus gets done at a rate of 1 / t(g) at most while it holds g GPUs, and
 all bounds here are about work that is done at these rates and can be moved and cut at will.
 
+Hosts may come and go: then GPUs are there by time (`sim.capacity`), a job has a rate only on counts that fit
+the hosts of that time, and areas are spread over the GPUs that there are. Nothing of a job has to be on one
+side of such a change: it may be suspended and go on at no cost but that of its next launch.
+
 A stretch is a start or a resume, so launch(g) is the cheaper of the two. A cost that is not known counts
 as nothing, and so does every launch of a job whose GPU count changes in place.
 """
@@ -23,7 +27,9 @@ from heapq import heappop, heappush
 from itertools import accumulate, chain
 
 from hpcsched.core.profile import Profile, cost_at
-from hpcsched.planning.jobs.configuration_lp import BOUND_MARGIN, configuration_lp
+from hpcsched.planning.jobs.configuration_lp import BOUND_MARGIN, changing_bound_s, configuration_lp
+from hpcsched.sim.blocks import Block
+from hpcsched.sim.capacity import Capacity
 
 MAX_LP_JOBS = 40
 MAX_LP_GPUS = 1024
@@ -32,6 +38,9 @@ get the area bound alone."""
 
 _MAX_LP_PATTERNS = 1000
 """Patterns that the LP may look for, at most (chosen); where that stops it early, it proves a little less."""
+
+_MAX_LP_COUNTS = 4
+"""Different counts of GPUs, where hosts come and go, that the LP is solved for, at most (chosen)."""
 
 _MAX_SEARCHED_CUTS = 512
 """Large jobs whose best cuts are searched, at most (chosen)."""
@@ -58,31 +67,42 @@ class BoundJob:
     share: float = 1.0
 
 
-def lower_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float | None:
-    """Seconds that no schedule of the jobs on `hosts` hosts of `gpus` GPUs can be done before.
+def lower_bound_s(
+    jobs: Sequence[BoundJob], gpus: int, hosts: int = 1, *, blocks: Sequence[Block] = ()
+) -> float | None:
+    """Seconds that no schedule of the jobs on `hosts` hosts of `gpus` GPUs can be done before, with `blocks`
+    of hosts that come and go beside them; infinite if no schedule can do all of them.
 
     None if a job's steps or profile are not known.
 
     It is the largest of three bounds. Critical path: a chain of dependent jobs, each in its best time.
     Area: the GPU-seconds, each job on its most economical count, of all jobs that cannot start before
-    some time, spread over all GPUs from that time on. Configuration LP: see `planning.jobs.configuration_lp`,
-    with GPUs counted over all hosts, and jobs released when they can start at the earliest. With scipy only,
-    and for at most MAX_LP_JOBS jobs and MAX_LP_GPUS GPUs.
+    some time, spread over all GPUs that there are from that time on. Configuration LP: see
+    `planning.jobs.configuration_lp`, with GPUs counted over all hosts, and jobs released when they can start
+    at the earliest. With scipy only, and for at most MAX_LP_JOBS jobs and MAX_LP_GPUS GPUs.
 
     Raises ValueError if `after` has a cycle, or if a job needs more GPUs or hosts than there are.
     """
-    tables = _tables(jobs, gpus, hosts)
+    there = _there(gpus, hosts, blocks)
+    tables = _tables(jobs, there)
     if tables is None:
         return None
-    starts, ends = _earliest(jobs, [min(table.values()) for table in tables])
+    starts, ends = _earliest(jobs, tables, there)
     areas = [_area(table) * job.share for table, job in zip(tables, jobs, strict=True)]
     shared = any(job.share < 1 for job in jobs)
-    lp_s = 0.0 if shared else _lp_bound_s(tables, gpus * hosts, starts)
-    return max([0.0, *ends, *_area_bounds(starts, areas, gpus * hosts), lp_s])
+    lp_s = 0.0 if shared else _lp_bound_s(tables, there, starts)
+    return max([0.0, *ends, *_area_bounds(starts, areas, there), lp_s])
 
 
-def mean_jct_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> float | None:
-    """Seconds that no schedule can bring the mean of end - submit over all jobs below (0 for no jobs).
+def _there(gpus: int, hosts: int, blocks: Sequence[Block]) -> Capacity:
+    return Capacity([Block(gpus=gpus, nodes=hosts), *blocks])
+
+
+def mean_jct_bound_s(
+    jobs: Sequence[BoundJob], gpus: int, hosts: int = 1, *, blocks: Sequence[Block] = ()
+) -> float | None:
+    """Seconds that no schedule can bring the mean of end - submit over all jobs below (0 for no jobs); the
+    arguments are those of `lower_bound_s`.
 
     None if a job's steps or profile are not known. Raises ValueError as `lower_bound_s` does.
 
@@ -97,49 +117,60 @@ def mean_jct_bound_s(jobs: Sequence[BoundJob], gpus: int, hosts: int = 1) -> flo
       there is runs, by its whole size: exchanging pieces only helps then (mean busy time, Goemans
       et al. 2002). And as no count is faster than 1 / h, the end is at least M + a h / 2.
 
+    Where hosts come and go the machine has the speed of that time. Both stay what they are: SRPT has, at each
+    time, most tasks done, and of two tasks the smaller one is better first whatever the speeds are.
+
     The first is better where jobs come late, the second where they come together, as w <= h. Each choice of
     a gives a bound, and the largest of three counts: a = 0 (height), a = 1, and `_cuts`.
     """
-    tables = _tables(jobs, gpus, hosts)
+    there = _there(gpus, hosts, blocks)
+    tables = _tables(jobs, there)
     if not jobs or tables is None:
         return None if tables is None else 0.0
     heights = [min(table.values()) for table in tables]
-    starts, _ = _earliest(jobs, heights)
-    shares = [job.share / (gpus * hosts) for job in jobs]
+    starts, ends = _earliest(jobs, tables, there)
+    if math.isinf(max(ends)):
+        return math.inf
+    shares = [job.share / there.gpus for job in jobs]
     weights = [_area(table) * share for table, share in zip(tables, shares, strict=True)]
     total = sum(starts) + sum(heights)
+    if not there.constant:
+        total = max(total, sum(ends))
     for sizes in (weights, _cuts(weights, heights)):
         shares = [size / weight if weight > 0 else 0.0 for size, weight in zip(sizes, weights, strict=True)]
         before = sum(share * height for share, height in zip(shares, heights, strict=True))
         after = sum(heights) - before
-        total = max(total, _srpt(starts, sizes) + after, _busy(starts, sizes) + before / 2 + after)
+        busy = _busy(starts, sizes, there) + before / 2
+        total = max(total, _srpt(starts, sizes, there) + after, busy + after)
     return max(0.0, total * (1 - BOUND_MARGIN) - sum(job.submit_s for job in jobs)) / len(jobs)
 
 
-def _area_bounds(starts: Sequence[float], areas: Sequence[float], gpus: int) -> Iterable[float]:
+def _area_bounds(starts: Sequence[float], areas: Sequence[float], there: Capacity) -> Iterable[float]:
     """For every earliest start: the area of the jobs that start then or later needs this long."""
     area = 0.0
     for start_s, gpu_s in sorted(zip(starts, areas, strict=True), reverse=True):
         area += gpu_s
-        yield start_s + area / gpus
+        yield there.area_end_s(start_s, area)
 
 
 def _area(table: dict[int, float]) -> float:
     return min(count * seconds for count, seconds in table.items())
 
 
-def _tables(jobs: Sequence[BoundJob], gpus: int, hosts: int) -> list[dict[int, float]] | None:
+def _tables(jobs: Sequence[BoundJob], there: Capacity) -> list[dict[int, float]] | None:
     """For each job its seconds t(g) by GPU count over all hosts; None if one is not known."""
     known: dict[tuple[int, ...], list[tuple[int, float, float]]] = {}
+    largest = {nodes: there.most(nodes) for nodes in {1, *(job.nodes for job in jobs)}}
     tables = []
     for job in jobs:
         if job.profile is None or job.steps is None:
             return None
+        if job.nodes > there.hosts:
+            raise ValueError(f"a job needs {job.nodes} hosts, there are {there.hosts}")
+        gpus = largest[job.nodes]
         most = gpus if job.gpus_max is None else min(job.gpus_max, gpus)
         if job.gpus_min > most:
             raise ValueError(f"a job needs {job.gpus_min} GPUs, there are {most} for it")
-        if job.nodes > hosts:
-            raise ValueError(f"a job needs {job.nodes} hosts, there are {hosts}")
         key = (id(job.profile), job.gpus_min, most, job.nodes, job.in_place)
         if key not in known:
             known[key] = [
@@ -158,29 +189,50 @@ def _launch_s(profile: Profile, gpus: int) -> float:
     return min(cost_at(cost, gpus) or 0.0 for cost in (profile.start_s, profile.resume_s))
 
 
-def _earliest(jobs: Sequence[BoundJob], heights: Sequence[float]) -> tuple[list[float], list[float]]:
+def _earliest(
+    jobs: Sequence[BoundJob], tables: Sequence[dict[int, float]], there: Capacity
+) -> tuple[list[float], list[float]]:
     """For each job its start and end at the earliest: after its submit and its chain of dependencies."""
     starts = [job.submit_s for job in jobs]
-    ends = [start_s + height for start_s, height in zip(starts, heights, strict=True)]
+    ends = [
+        there.job_end_s(start_s, table, job.nodes)
+        for start_s, table, job in zip(starts, tables, jobs, strict=True)
+    ]
     if any(job.after for job in jobs):
         for i in TopologicalSorter({i: job.after for i, job in enumerate(jobs)}).static_order():
             starts[i] = max([starts[i], *(ends[before] for before in jobs[i].after)])
-            ends[i] = starts[i] + heights[i]
+            ends[i] = there.job_end_s(starts[i], tables[i], jobs[i].nodes)
     return starts, ends
 
 
-def _lp_bound_s(tables: Sequence[dict[int, float]], gpus: int, starts: Sequence[float]) -> float:
+def _lp_bound_s(tables: Sequence[dict[int, float]], there: Capacity, starts: Sequence[float]) -> float:
     """By the configuration LP; 0 without scipy, or where it would take too long or has no use."""
-    if not 0 < len(tables) <= MAX_LP_JOBS or gpus > MAX_LP_GPUS:
+    if not 0 < len(tables) <= MAX_LP_JOBS or there.gpus > MAX_LP_GPUS:
         return 0.0
     seconds = list(chain(*(table.values() for table in tables)))
     if min(seconds) <= 0 or not all(map(math.isfinite, [*starts, *seconds])):
         return 0.0
     iterations = min(100, _MAX_LP_PATTERNS // len(set(starts)))
     try:
-        return configuration_lp(tables, gpus, release_s=starts, iterations=iterations).bound_s
+        if there.constant:
+            return configuration_lp(tables, there.gpus, release_s=starts, iterations=iterations).bound_s
+        steps = [(stretch.start_s, stretch.gpus) for stretch in there.stretches]
+        bound_s = 0.0
+        for gpus in _usual_counts(there):
+            if all(min(table) <= gpus for table in tables):
+                found = configuration_lp(tables, gpus, release_s=starts, iterations=iterations)
+                bound_s = max(bound_s, changing_bound_s(tables, found.weights, starts, steps))
+        return bound_s
     except ImportError:
         return 0.0
+
+
+def _usual_counts(there: Capacity) -> list[int]:
+    """The counts of GPUs that there are for the longest times."""
+    lasts: dict[int, float] = {}
+    for stretch in there.stretches:
+        lasts[stretch.gpus] = lasts.get(stretch.gpus, 0.0) + stretch.end_s - stretch.start_s
+    return sorted(lasts, key=lambda gpus: (-lasts[gpus], -gpus))[:_MAX_LP_COUNTS]
 
 
 def _cuts(weights: Sequence[float], heights: Sequence[float]) -> list[float]:
@@ -213,7 +265,8 @@ def _cuts(weights: Sequence[float], heights: Sequence[float]) -> list[float]:
 def _stretches(
     starts: Sequence[float], sizes: Sequence[float], *, by_rest: bool
 ) -> Iterator[tuple[int, float, float]]:
-    """(task, begin, end) on one machine that always runs the smallest task, by its size or by its rest."""
+    """(task, begin, end) on one machine that always runs the smallest task, by its size or by its rest; times
+    are those of the machine's clock."""
     arrivals = deque(sorted(range(len(starts)), key=lambda j: starts[j]))
     rest = list(sizes)
     waiting: list[tuple[float, int]] = []
@@ -234,18 +287,18 @@ def _stretches(
         now = end
 
 
-def _srpt(starts: Sequence[float], sizes: Sequence[float]) -> float:
+def _srpt(starts: Sequence[float], sizes: Sequence[float], there: Capacity) -> float:
     """The least sum of ends of these tasks on one machine (Schrage 1968)."""
-    ends = dict.fromkeys(range(len(sizes)), 0.0)
-    for j, _, end in _stretches(starts, sizes, by_rest=True):
-        ends[j] = end
-    return sum(ends.values())
+    ends = list(starts)
+    for j, _, end in _stretches([*map(there.clock, starts)], sizes, by_rest=True):
+        ends[j] = max(starts[j], there.time(end))
+    return sum(ends)
 
 
-def _busy(starts: Sequence[float], sizes: Sequence[float]) -> float:
+def _busy(starts: Sequence[float], sizes: Sequence[float], there: Capacity) -> float:
     """The least sum, over these tasks on one machine, of the mean time at which a task was worked on."""
     total = sum(start_s for start_s, size in zip(starts, sizes, strict=True) if size <= 0)
-    for j, begin, end in _stretches(starts, sizes, by_rest=False):
+    for j, begin, end in _stretches([*map(there.clock, starts)], sizes, by_rest=False):
         if sizes[j] > 0:
-            total += (end - begin) * (begin + end) / 2 / sizes[j]
+            total += there.moment(begin, end) / sizes[j]
     return total

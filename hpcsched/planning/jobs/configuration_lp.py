@@ -12,9 +12,11 @@ Needs scipy (the extra `plan`), and imports it only when called.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from typing import Any
 
 Pattern = dict[int, int]
@@ -77,6 +79,34 @@ def configuration_lp(
     return master.answer()
 
 
+def changing_bound_s(
+    times: Sequence[Mapping[int, float]],
+    weights: Sequence[float],
+    release_s: Sequence[float],
+    steps: Sequence[tuple[float, int]],
+) -> float:
+    """Seconds before which no schedule does all work, where the number of GPUs changes: `steps` are (from
+    when on, how many), the first from 0 on. Infinite if so much is never done.
+
+    The proof is that of `configuration_lp`; a second's price goes by the GPUs of its time: it is the most
+    that a pattern of so many is worth, of the jobs released by then. Any weights of at least 0 prove a
+    bound; those of an `LpSolution` for one of the counts prove a good one. Raises ImportError without numpy.
+    """
+    jobs = sorted(range(len(times)), key=lambda j: release_s[j])
+    worth = _Knapsack([times[j] for j in jobs], max(gpus for _, gpus in steps)).worth(
+        [weights[j] for j in jobs]
+    )
+    releases = [release_s[j] for j in jobs]
+    left, changes = sum(weights), sorted({*(at for at, _ in steps), *releases})
+    for at, until in pairwise([*changes, math.inf]):
+        gpus = steps[bisect_right(steps, at, key=itemgetter(0)) - 1][1]
+        price = worth[bisect_right(releases, at)][gpus]
+        if left <= price * (until - at) if price > 0 else left <= 0:
+            return (at + left / price if left > 0 else at) * (1 - BOUND_MARGIN)
+        left -= price * (until - at) if price > 0 else 0.0
+    return math.inf
+
+
 class _Knapsack:
     """Finds the best pattern: of pieces g GPUs large and worth weight / time on g, at most one a job.
 
@@ -103,17 +133,21 @@ class _Knapsack:
 
     def prices(self, weights: Sequence[float]) -> list[float]:
         """By number of jobs, from 0: what the best pattern of that many is worth."""
+        return [of_room[-1] for of_room in self.worth(weights)]
+
+    def worth(self, weights: Sequence[float]) -> list[list[float]]:
+        """The same on 0, 1, ... GPUs, up to all."""
         padded = self._np.full(2 * self._gpus + 1, -math.inf)  # its first half is room that there is not
         best = padded[self._gpus :]
         best[:] = 0.0
-        self._chosen, prices = [], [0.0]
+        self._chosen, found = [], [best.tolist()]
         for weight, rates, before in zip(weights, self._rates, self._before, strict=True):
             worth = padded[before] + weight * rates
             chosen = worth.argmax(axis=0)  # the first of equals: no GPUs for a piece worth nothing
             best[:] = worth[chosen, self._room]
             self._chosen.append(chosen)
-            prices.append(float(best[-1]))
-        return prices
+            found.append(best.tolist())
+        return found
 
     def pattern(self, jobs: int) -> Pattern:
         """The best pattern of the first `jobs` under the weights last priced."""

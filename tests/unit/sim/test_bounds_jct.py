@@ -9,7 +9,9 @@ from itertools import permutations, product
 import pytest
 
 from hpcsched.core.profile import Profile
+from hpcsched.sim.blocks import Block
 from hpcsched.sim.bounds import BoundJob, _busy, _srpt, lower_bound_s, mean_jct_bound_s
+from hpcsched.sim.capacity import Capacity
 
 ONE = {"gpus_max": 1}
 
@@ -97,14 +99,14 @@ def test_cycles_and_jobs_too_large_are_refused():
         mean_jct_bound_s([job(nodes=2)], 4)
 
 
-def slots(releases, sizes, cost):
+def slots(releases, sizes, cost, there=lambda now: True):
     """The least total cost(job, slot, is it its last) of unit pieces in unit slots, by trying all."""
 
     @cache
     def least(now, left):
         if not any(left):
             return 0.0
-        can = [j for j, rest in enumerate(left) if rest and releases[j] <= now]
+        can = [j for j, rest in enumerate(left) if rest and releases[j] <= now and there(now)]
         if not can:
             return least(now + 1, left)
         return min(
@@ -122,12 +124,12 @@ def tasks(seed):
     return [rng.randint(0, 9) for _ in sizes], sizes
 
 
-def least_ends(releases, sizes):
-    return slots(releases, sizes, lambda j, now, last: (now + 1) * last)
+def least_ends(releases, sizes, *there):
+    return slots(releases, sizes, lambda j, now, last: (now + 1) * last, *there)
 
 
-def least_busy(releases, sizes):
-    return slots(releases, sizes, lambda j, now, last: (now + 0.5) / sizes[j])
+def least_busy(releases, sizes, *there):
+    return slots(releases, sizes, lambda j, now, last: (now + 0.5) / sizes[j], *there)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -141,11 +143,33 @@ def test_on_one_gpu_it_is_the_best_preemptive_schedule(seed):
 @pytest.mark.parametrize("seed", range(30))
 def test_the_squashed_machine_is_solved_exactly(seed):
     releases, sizes = tasks(seed)
-    assert _srpt(releases, sizes) == pytest.approx(least_ends(releases, sizes))
-    assert _busy(releases, sizes) == pytest.approx(least_busy(releases, sizes))
+    one = Capacity([Block(gpus=1)])
+    assert _srpt(releases, sizes, one) == pytest.approx(least_ends(releases, sizes))
+    assert _busy(releases, sizes, one) == pytest.approx(least_busy(releases, sizes))
     # A task of no size is done when it comes, and keeps no other waiting.
-    assert _srpt([*releases, 3.0], [*sizes, 0.0]) == pytest.approx(_srpt(releases, sizes) + 3)
-    assert _busy([*releases, 3.0], [*sizes, 0.0]) == pytest.approx(_busy(releases, sizes) + 3)
+    more = [*releases, 3.0], [*sizes, 0.0]
+    assert _srpt(*more, one) == pytest.approx(_srpt(releases, sizes, one) + 3)
+    assert _busy(*more, one) == pytest.approx(_busy(releases, sizes, one) + 3)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_so_is_one_that_is_not_there_all_the_time(seed):
+    releases, sizes = tasks(seed)
+    rng = random.Random(seed)
+    begin = rng.randint(0, 6)
+    gone, back = begin + rng.randint(1, 6), begin + rng.randint(7, 20)
+    some = Capacity(
+        [
+            Block(gpus=1, start_s=float(begin), lasts_s=float(gone - begin)),
+            Block(gpus=1, start_s=float(back)),
+        ]
+    )
+
+    def there(now):
+        return begin <= now < gone or now >= back
+
+    assert _srpt(releases, sizes, some) == pytest.approx(least_ends(releases, sizes, there))
+    assert _busy(releases, sizes, some) == pytest.approx(least_busy(releases, sizes, there))
 
 
 @pytest.mark.parametrize("seed", range(30))

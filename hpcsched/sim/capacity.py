@@ -1,0 +1,126 @@
+"""How many GPUs there are at each time, as hosts come and go: what the bounds are about."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from hpcsched.sim.blocks import Block
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A time in which the same GPUs are there: `on_hosts` are those of each host, the largest first."""
+
+    start_s: float
+    end_s: float
+    on_hosts: tuple[int, ...]
+    gpus: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gpus", sum(self.on_hosts))
+
+    def most(self, nodes: int) -> int:
+        """The largest count that `nodes` hosts have at once; 0 if there are not so many hosts."""
+        return self.on_hosts[nodes - 1] if nodes <= len(self.on_hosts) else 0
+
+
+class Capacity:
+    """GPUs by time, from 0 on. All times are in seconds.
+
+    All GPUs together are a machine that has speed 1 while there are most of them. Its clock tells how much it
+    could have done by then. Where the same GPUs are there all the time, clock and time are the same number.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        blocks = [block for block in blocks if block.nodes and block.end_s > block.start_s]
+        changes = {0.0} | {block.start_s for block in blocks} | {block.end_s for block in blocks}
+        times = sorted(at for at in changes if 0 <= at < math.inf)
+        found: list[tuple[float, tuple[int, ...]]] = []
+        for at in times:
+            here = [one for one in blocks if one.start_s <= at < one.end_s]
+            on_hosts = sorted((one.gpus for one in here for _ in range(one.nodes)), reverse=True)
+            if not found or found[-1][1] != tuple(on_hosts):
+                found.append((at, tuple(on_hosts)))
+        ends = [*(at for at, _ in found[1:]), math.inf]
+        self.stretches: Sequence[Stretch] = [
+            Stretch(at, end_s, on_hosts) for (at, on_hosts), end_s in zip(found, ends, strict=True)
+        ]
+        self.gpus = max(stretch.gpus for stretch in self.stretches)
+        self.hosts = max(len(stretch.on_hosts) for stretch in self.stretches)
+        self._starts = [stretch.start_s for stretch in self.stretches]
+        self._speeds = [stretch.gpus / self.gpus if self.gpus else 0.0 for stretch in self.stretches]
+        lengths = [later - at for at, later in pairwise(self._starts)]
+        done = (length * speed for length, speed in zip(lengths, self._speeds, strict=False))
+        self._clocks = list(accumulate(done, initial=0.0))
+
+    @property
+    def constant(self) -> bool:
+        """Whether the same GPUs are there all the time."""
+        return len(self.stretches) == 1
+
+    def most(self, nodes: int) -> int:
+        """The largest count that `nodes` hosts have at some time at once."""
+        return max(stretch.most(nodes) for stretch in self.stretches)
+
+    def clock(self, at: float) -> float:
+        """The clock at a time."""
+        if math.isinf(at):
+            return at
+        k = bisect_right(self._starts, at) - 1
+        return self._clocks[k] + (at - self._starts[k]) * self._speeds[k]
+
+    def time(self, clock: float) -> float:
+        """The first time at which the clock says so; infinite if it never does."""
+        for k, speed in enumerate(self._speeds):
+            end = self._clocks[k + 1] if k + 1 < len(self._clocks) else math.inf
+            if clock <= self._clocks[k]:
+                return self._starts[k]
+            if speed and clock <= end:
+                return self._starts[k] + (clock - self._clocks[k]) / speed
+        return math.inf
+
+    def moment(self, begin: float, end: float) -> float:
+        """The integral of the time over the clock from `begin` to `end`; infinite if it never says `end`."""
+        total = 0.0
+        for k, speed in enumerate(self._speeds):
+            last = k + 1 == len(self._clocks)
+            low, high = max(begin, self._clocks[k]), end if last else min(end, self._clocks[k + 1])
+            if speed and high > low:
+                at, clock = self._starts[k], self._clocks[k]
+                first, then = at + (low - clock) / speed, at + (high - clock) / speed
+                total += (high - low) * (first + then) / 2
+            elif last and high > low:
+                return math.inf
+        return total
+
+    def area_end_s(self, start_s: float, gpu_s: float) -> float:
+        """When so many GPU-seconds have come from `start_s` on."""
+        for stretch in self.stretches:
+            at = max(start_s, stretch.start_s)
+            if at >= stretch.end_s:
+                continue
+            room = stretch.gpus * (stretch.end_s - at) if stretch.gpus else 0.0
+            if gpu_s <= room:
+                return at + gpu_s / stretch.gpus if gpu_s else at
+            gpu_s -= room
+        return math.inf
+
+    def job_end_s(self, start_s: float, seconds: Mapping[int, float], nodes: int) -> float:
+        """When a job alone that begins at `start_s` is done at the soonest: it takes these seconds by its
+        count over all of its `nodes` hosts, with the fastest count that fits at each time."""
+        left, at = 1.0, start_s
+        for stretch in self.stretches:
+            if at >= stretch.end_s:
+                continue
+            at = max(at, stretch.start_s)
+            most = stretch.most(nodes) * nodes
+            best_s = min((s for count, s in seconds.items() if count <= most), default=math.inf)
+            if at + left * best_s <= stretch.end_s:
+                return at + left * best_s
+            left -= (stretch.end_s - at) / best_s
+            at = stretch.end_s
+        return math.inf
