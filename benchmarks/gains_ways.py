@@ -19,7 +19,8 @@ from hpcsched.allocations.cluster import BatchJob
 from hpcsched.core import events as ev
 from hpcsched.core.model import Device, JobSpec, JobState, Kind
 from hpcsched.core.profile import Profile, cost_at
-from hpcsched.sim.engine import SIM_HOST, Simulation
+from hpcsched.sim.blocks import SIM_HOST
+from hpcsched.sim.engine import Simulation
 from hpcsched.store.profiles import load_profiles
 
 ME = "me"

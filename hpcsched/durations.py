@@ -8,6 +8,8 @@ from functools import lru_cache
 
 _DAYS_HOURS = re.compile(r"(\d+)-(\d+)")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d{1,2})(?::(\d{1,2}))?")
+YEAR_S = 365 * 86400.0
+"""The longest time that a what-if takes (chosen)."""
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 

@@ -22,7 +22,8 @@ from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
-from hpcsched.sim.engine import SIM_HOST, Simulation
+from hpcsched.sim.blocks import SIM_HOST
+from hpcsched.sim.engine import Simulation
 
 STARTUP_S = 2.0
 """Seconds from the start of a batch job to the first decision in it, and LEAVING_S from the last job's end to

@@ -93,6 +93,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "simulate": (
         "hpcsched simulate jobs.toml --gpus-per-node 4",
         "hpcsched simulate jobs.toml --gpus-per-node 4 --policy marble,planner --gantt plan.svg",
+        "hpcsched simulate jobs.toml --allocation 4@0+4h --allocation 2x8@1h+2h",
     ),
     "advise": (
         "hpcsched advise jobs.toml",

@@ -80,7 +80,7 @@ def forecast(rest: Rest, blocks: Sequence[Block], idle_s: float) -> Forecast | N
     timed = [
         replace(one, start_s=(one.start_s - begins) * speed, lasts_s=one.lasts_s * speed) for one in others
     ]
-    there = placed(timed, first.gpus_in_all)
+    there = placed(timed, after=first)
     try:
         machine = Simulation(
             rest.jobs,

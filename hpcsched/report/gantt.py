@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -40,6 +40,7 @@ _GUEST = 0.25
 """The height of a bar in the background, in rows."""
 _BOUND: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 3))}
 _ALL: dict[str, Any] = {"color": INK, "linewidth": 0.8, "linestyle": "-."}
+_AWAY: dict[str, Any] = {"facecolor": GRID, "linewidth": 0}
 _ENDS: dict[Ended | None, dict[str, Any]] = {
     Ended.SUSPENDED: {"color": INK, "linewidth": 2.0},
     Ended.RESIZED: {"color": INK, "linewidth": 1.2, "linestyle": ":"},
@@ -59,7 +60,7 @@ def gantt_svg(
     The same results give the same bytes. Bars are attempts, coloured by job: solid as primary, light and
     hatched as secondary, low in the background, one above the other where they share a GPU; their dark parts
     are starts, resumes and suspends, where known. Jobs on CPU cores lie one upon the other, as high as they
-    have cores; a line above them is how many there are.
+    have cores; a line above them is how many there are. GPUs are grey while their allocation is not there.
 
     Raises MissingExtra without matplotlib, OSError if the file cannot be written.
     """
@@ -84,9 +85,9 @@ def _draw(figure: Figure, results: Sequence[Result], links: Container[int], span
     for number, (result, host, above, inches) in enumerate(panels, 1):
         bottom -= above + inches
         axes = figure.add_axes((_LEFT / _WIDTH, bottom / height, width / _WIDTH, inches / height))
-        frame = axes, unit_s, span_s * _CHARACTER / width, links
+        frame = axes, unit_s, span_s, span_s * _CHARACTER / width, links
         if host is None:
-            _GpuPanel(*frame, inches / max(1, result.gpus)).draw(result, colours)
+            _GpuPanel(*frame, inches / max(1, _rows(result))).draw(result, colours)
         else:
             _CoresPanel(*frame, inches).draw(result, host, colours)
         if above == _TITLE:
@@ -111,18 +112,27 @@ def _panels(result: Result) -> list[tuple[str | None, float, float]]:
     if not (hosts or result.on_gpus):
         hosts = sorted(result.cores or ())[:1]
     of_cores = max(_CORES_LEAST, min(_CORES, _CORES_MOST / max(1, len(hosts))))
-    of_gpus = min(max(result.gpus * _ROW, _PANEL_LEAST), _PANEL_MOST)
+    of_gpus = min(max(_rows(result) * _ROW, _PANEL_LEAST), _PANEL_MOST)
     panels: list[tuple[str | None, float]] = [(None, of_gpus)] if result.on_gpus or not hosts else []
     panels += [(host, of_cores) for host in hosts]
     return [(host, _GAP if number else _TITLE, inches) for number, (host, inches) in enumerate(panels)]
 
 
+def _rows(result: Result) -> int:
+    """A row for each GPU; where hosts came and went there were more than at any one time."""
+    held = (gpu for job in result.jobs for attempt in job.attempts for gpu in attempt.gpus)
+    there = (gpu for one in result.allocations or () for gpu in one.gpus)
+    return max(result.gpus, 1 + max(chain(held, there), default=-1))
+
+
 @dataclass(frozen=True)
 class _Panel:
-    """A chart: `unit_s` is the axis's unit, `character_s` a character's width, both in seconds."""
+    """A chart: `unit_s` is the axis's unit, `span_s` its length, `character_s` a character's width, all in
+    seconds."""
 
     axes: Axes
     unit_s: float
+    span_s: float
     character_s: float
     links: Container[int]
 
@@ -168,10 +178,11 @@ class _GpuPanel(_Panel):
     row: float
 
     def draw(self, result: Result, colours: Mapping[int, str]) -> None:
-        axes = self.axes
-        axes.set_ylim(max(1, result.gpus) - 0.5, -0.5)
-        axes.set_yticks(range(0, result.gpus, 1 if self.row >= _READABLE else max(2, result.gpus // 8)))
+        axes, rows = self.axes, _rows(result)
+        axes.set_ylim(max(1, rows) - 0.5, -0.5)
+        axes.set_yticks(range(0, rows, 1 if self.row >= _READABLE else max(2, rows // 8)))
         self._dress(result.noun)
+        self._away(result)
         bars = [(job, attempt) for job in result.jobs for attempt in job.attempts]
         bars.sort(key=lambda bar: bar[1].role is Role.BACKGROUND)  # before the others, where they share a GPU
         strips = _strips(bars, _end_s(result))
@@ -184,6 +195,15 @@ class _GpuPanel(_Panel):
                     self._label(job, attempt, end_s, first, count, strip)
         if result.lower_bound_s:
             axes.axvline(result.lower_bound_s / self.unit_s, **_BOUND)
+
+    def _away(self, result: Result) -> None:
+        """The times at which the GPUs of allocations are not there."""
+        for one in result.allocations or ():
+            end_s = self.span_s if one.end_s is None else one.end_s
+            for first, count in _runs(one.gpus):
+                low, high = first - 0.5, first + count - 0.5
+                self._box(0.0, min(one.start_s, self.span_s), low, high, **_AWAY)
+                self._box(end_s, self.span_s, low, high, **_AWAY)
 
     def _bar(
         self,
@@ -348,6 +368,8 @@ def _handles(results: Sequence[Result], names: Mapping[int, str], colours: Mappi
     for ended, style in _ENDS.items():
         if any(a.ended is ended and not (ended is Ended.RESIZED and a.cores) for a in attempts):
             handles.append(Line2D([], [], label=str(ended), **style))
+    if any(result.allocations for result in results):
+        handles.append(Patch(label="not there", **_AWAY))
     if any(result.cores for result in results):
         handles.append(Line2D([], [], label="all CPU cores", **_ALL))
     if any(result.lower_bound_s for result in results):

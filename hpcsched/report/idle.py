@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -40,8 +41,7 @@ def idle_of(machine: Machine) -> Idle:
 
     It is all from the journal: which GPUs each life had, and which of them attempts had, in whatever role.
     """
-    run = machine.run
-    end_s = max((job.ended_s or 0.0 for job in run.jobs.values()), default=0.0) if run.finished else run.now
+    run, end_s = machine.run, last_end_s(machine)
     begins = [life.at for life in run.lives]
     held = [dict[int, list[tuple[float, float]]]() for _ in run.lives]
     for job in run.jobs.values():
@@ -77,14 +77,21 @@ def idle_of(machine: Machine) -> Idle:
     )
 
 
+def last_end_s(machine: Machine) -> float:
+    """When the last job of a run that is over ended; else now."""
+    run = machine.run
+    return max((job.ended_s or 0.0 for job in run.jobs.values()), default=0.0) if run.finished else run.now
+
+
 def _there(
     machine: Machine, end_s: float
 ) -> Iterator[tuple[tuple[Device, ...], dict[str, tuple[float, float]]]]:
     """Of each life its devices, and by host from when to when (at the latest `end_s`) it was in the run."""
     begins = [life.at for life in machine.run.lives]
-    for from_s, next_s, devices in zip(begins, [*begins[1:], end_s], machine.hosts.devices, strict=True):
-        until_s = max(from_s, next_s)
-        came = {one.host: one.at for one in machine.hosts.joined if from_s <= one.at <= until_s}
+    lives = zip(begins, [*begins[1:], math.inf], machine.hosts.devices, strict=True)
+    for from_s, next_s, devices in lives:
+        until_s = max(from_s, end_s if next_s == math.inf else next_s)
+        came = {one.host: min(one.at, until_s) for one in machine.hosts.joined if from_s <= one.at <= next_s}
         left = [(one.host, one.left) for one in machine.hosts.joined if one.left is not None]
         left += [(one.host, one.at) for one in machine.hosts.given_back]
         gone = {host: at for host, at in left if from_s <= at <= until_s}
@@ -92,20 +99,20 @@ def _there(
         yield devices, {host: (came.get(host, from_s), gone.get(host, until_s)) for host in hosts}
 
 
-def there_gpu_s(machine: Machine, end_s: float) -> float:
-    """GPU-seconds until `end_s` for which GPUs were in the run, while an agent lived."""
-    total = 0.0
+def there_gpu_s(machine: Machine, end_s: float) -> dict[str, float]:
+    """By host GPU-seconds until `end_s` for which its GPUs were in the run, while an agent lived."""
+    found: dict[str, float] = {}
     for devices, there in _there(machine, end_s):
         for device in devices:
             from_s, until_s = (min(at, end_s) for at in there[device.host])
-            total += until_s - from_s
-    return total
+            found[device.host] = found.get(device.host, 0.0) + until_s - from_s
+    return found
 
 
 def most_gpus(machine: Machine) -> int:
-    """The most GPUs that were in the run at the same time."""
+    """The most GPUs that were in the run at the same time, before its last job ended."""
     changes: list[tuple[float, int]] = []
-    for devices, there in _there(machine, machine.run.now):
+    for devices, there in _there(machine, last_end_s(machine)):
         for device in devices:
             from_s, until_s = there[device.host]
             changes += [(from_s, 1), (until_s, -1)]

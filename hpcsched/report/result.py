@@ -87,6 +87,20 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
         return completion_s(self.state, self.submit_s, self.end_s)
 
 
+class AllocationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """An allocation that came and went: `nodes` with `gpus_per_node` each, from `start_s` to `end_s` (None:
+    it stays); `gpus` are their indices. `gpu_hours` are those for which its GPUs were in the run,
+    `used_gpu_hours` those of them for which jobs had them."""
+
+    start_s: float
+    end_s: float | None
+    nodes: int
+    gpus_per_node: int
+    gpus: tuple[int, ...]
+    gpu_hours: float
+    used_gpu_hours: float
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a set of jobs under one policy; `summarise` defines every number.
 
@@ -95,7 +109,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     `mean_jct_bound_s`; None without a bound. `jobs` is empty where only the measures were asked for.
     `idle` is the GPU time that nobody used, left out where only the measures were asked for.
     What is about cores (by host `cores`, those for jobs on CPU cores) is left out where there were no such
-    jobs. `devices` are the kinds of its devices, left out where they are all GPUs.
+    jobs. `devices` are the kinds of its devices, left out where they are all GPUs. `allocations` are those of
+    a simulation in which hosts come or go.
     """
 
     schema: int = 1
@@ -133,6 +148,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     cores: dict[str, float] | UnsetType = UNSET
     idle: Idle | UnsetType = UNSET
     devices: list[str] | UnsetType = UNSET
+    allocations: tuple[AllocationResult, ...] | UnsetType = UNSET
     jobs: tuple[JobResult, ...]
 
     @property
@@ -185,6 +201,7 @@ def summarise(
     away_gpu_s: Callable[[float], float] = lambda end_s: 0.0,
     idle: Idle | UnsetType = UNSET,
     devices: list[str] | UnsetType = UNSET,
+    allocations: tuple[AllocationResult, ...] | UnsetType = UNSET,
 ) -> Result:
     """The measures of a set of jobs; times are seconds of the run's clock, which begins at 0.
 
@@ -231,7 +248,7 @@ def summarise(
         cores: the CPU cores by host that there are for jobs that need no GPU.
         away_gpu_s: the GPU-seconds until a time for which GPUs were not in the run any more.
         idle: what is known of the GPU time that nobody used.
-        devices: see `Result`.
+        devices, allocations: see `Result`.
     """
     jobs = list(jobs)
     guests = [job for job in jobs if job.spec.background]
@@ -283,6 +300,7 @@ def summarise(
         lost_core_hours=UNSET if tally.core_hours is UNSET else tally.lost.core_s / 3600,
         idle=idle,
         devices=devices,
+        allocations=allocations,
         cores=dict(cores) if tally.core_hours is not UNSET else UNSET,
         jobs=tuple(kept),
     )

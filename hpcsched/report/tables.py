@@ -133,6 +133,24 @@ def side_by_side(results: Sequence[Result], *, width: int | None = None) -> str:
     return f"{what}\n{_blocks(head, full if fits else plain, width)}"
 
 
+def allocation_table(results: Sequence[Result], *, width: int | None = None) -> str:
+    """One line per allocation of these results, which have the same ones: when it came and went, and under
+    each policy the GPU-hours that jobs used, of those for which it was in the run."""
+    first = results[0].allocations or ()
+    unit, clock = time_format(at for one in first for at in (one.start_s, one.end_s) if at is not None)
+    head = [
+        _Column("NODES", [str(one.nodes) for one in first]),
+        _Column("GPUS", [str(one.gpus_per_node) for one in first]),
+        _Column(f"FROM{unit}", [clock(one.start_s) for one in first]),
+        _Column(f"UNTIL{unit}", [clock(one.end_s) for one in first]),
+    ]
+    groups = []
+    for result in results:
+        cells = [f"{one.used_gpu_hours:.2f} of {one.gpu_hours:.2f}" for one in result.allocations or ()]
+        groups.append([_Column(result.title, cells)])
+    return f"allocations, and {noun_of(results)}-hours used of each:\n{_blocks(head, groups, width)}"
+
+
 def _ended(job: JobResult, clock: Callable[[float | None], str]) -> str:
     return clock(job.end_s) if job.state is JobState.COMPLETED else job.state.code
 

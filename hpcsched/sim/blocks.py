@@ -10,6 +10,9 @@ from itertools import groupby
 from hpcsched.core.events import HostsJoined
 from hpcsched.core.model import Device, HostCores
 
+SIM_HOST = "node"
+"""What simulated hosts are called, with a number from 1 on."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
@@ -39,14 +42,16 @@ class BlockHosts:
     hosts: Mapping[str, tuple[int, ...]]
 
 
-def placed(blocks: Iterable[Block], first: int = 0) -> list[BlockHosts]:
-    """A name for each host, and indices from `first` on for the GPUs."""
+def placed(blocks: Iterable[Block], after: Block | None = None) -> list[BlockHosts]:
+    """A name for each host, and indices for the GPUs; they go on from those of `after`, which is there."""
+    gpus, nodes = (after.gpus_in_all, after.nodes) if after else (0, 0)
     found = []
-    for number, block in enumerate(blocks, 1):
+    for block in blocks:
         hosts = {}
-        for node in range(1, block.nodes + 1):
-            hosts[f"block{number}-{node}"] = tuple(range(first, first + block.gpus))
-            first += block.gpus
+        for _ in range(block.nodes):
+            nodes += 1
+            hosts[f"{SIM_HOST}{nodes}"] = tuple(range(gpus, gpus + block.gpus))
+            gpus += block.gpus
         found.append(BlockHosts(block=block, hosts=hosts))
     return found
 

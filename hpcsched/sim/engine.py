@@ -41,11 +41,11 @@ from hpcsched.core.transitions.outcome import HOSTS, LOOK, RELEASE
 from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
+from hpcsched.sim.blocks import SIM_HOST
 from hpcsched.sim.interference import Interference
 from hpcsched.sim.truth import Truth
 from hpcsched.sim.under_way import UnderWay
 
-SIM_HOST = "node"
 PROGRESS_PERIOD_S = 10.0
 """Seconds between looks at the progress of all jobs, where that can teach something: as the agent does."""
 USAGE_PERIOD_S = 600.0

@@ -20,6 +20,7 @@ from hpcsched.cli.common import database_path
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.simulation_inputs import SHIPPED, CpuOptions, ProfileSource
 from hpcsched.core.jobs import MOST_GPUS
+from hpcsched.durations import YEAR_S
 from hpcsched.errors import BatchError, ConfigError, StoreError
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ COMMANDS = {"slurm": "sbatch", "lsf": "bsub"}
 NUMBERS = "a number, several with commas, or a range such as 1-8"
 _MOST_NUMBERS = 64
 TIMES = "times such as 30m, 2h, 2:00:00, with commas"
-YEAR_S = 365 * 86400.0
-"""The longest time that is taken (chosen)."""
 
 
 def numbers(where: str, text: str | None) -> tuple[int, ...]:

@@ -21,7 +21,6 @@ from hpcsched.cli.run import policies
 from hpcsched.cli.run.advice_inputs import (
     NUMBERS,
     TIMES,
-    YEAR_S,
     asked_for,
     batch_options,
     doubt_of,
@@ -51,7 +50,7 @@ _WAIT = "Minutes that each allocation waits, by your own estimate: wins over all
 @click.option("--time", "-t", "times", metavar="T,...", help=f"Time limits: {TIMES}.")
 @click.option("--partition", "-p", metavar="P,...", help="Partitions (all that are up and have GPUs).")
 @option("--account", "-A", metavar="A", help="Account, for the questions to the batch system.")
-@click.option("--wait", "wait_min", metavar="MIN", type=Number(min=0, max=YEAR_S / 60), help=_WAIT)
+@click.option("--wait", "wait_min", metavar="MIN", type=Number(min=0, max=durations.YEAR_S / 60), help=_WAIT)
 @click.option("--max-gpu-hours", metavar="X", type=Number(min=0), help="Leave out what costs more GPU-hours.")
 @click.option(
     "--prefer",
@@ -80,7 +79,7 @@ _WAIT = "Minutes that each allocation waits, by your own estimate: wins over all
 @option("--policy-option", metavar="K=V", multiple=True, help="An option of the policy; can be repeated.")
 @option(
     "--margin",
-    type=Number(min=0, max=YEAR_S),
+    type=Number(min=0, max=durations.YEAR_S),
     default=60.0,
     help="Safety margin before the end, for saving: seconds (60).",
 )

@@ -116,7 +116,7 @@ def _modelled(ctx: click.Context, dir_: str | None, policy: str) -> list[Result]
     from hpcsched.cli.run.simulate import simulated_under
     from hpcsched.cli.run.simulation_inputs import CpuOptions, of_run
 
-    scenario = of_run(ctx, dir_, None, None, CpuOptions(None, ()), (), "")
+    scenario = of_run(ctx, dir_, None, None, (), CpuOptions(None, ()), (), "")
     chosen = policies.for_simulation(ctx, policy, (), (scenario.policy, scenario.options))
     for note in scenario.notes:
         say(f"hpcsched: {note}", err=True)

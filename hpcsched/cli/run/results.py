@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import UNSET
 
 from hpcsched.cli.jobs.about_cpu import there
+from hpcsched.cli.run.allocations import used_of
 from hpcsched.core.actions import Action
 from hpcsched.core.events import Event
 from hpcsched.core.jobs import Job
@@ -21,6 +22,7 @@ from hpcsched.core.nouns import GPU
 from hpcsched.core.profile import Profile
 from hpcsched.report.idle import away_gpu_s, idle_of, most_gpus, there_gpu_s
 from hpcsched.report.result import Result, summarise
+from hpcsched.sim.blocks import Block
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.interference import Interference
@@ -46,18 +48,19 @@ def result_of(
     label: str = "",
     bounds: Bounds | None = None,
     keep_jobs: bool = True,
+    blocks: Sequence[Block] = (),
 ) -> Result:
     """The measures of a run that has ended, or of a simulation.
 
     `label`, `keep_jobs`: see `summarise`. `bounds` are those of the same jobs on the same GPUs, where they
-    are known already.
+    are known already. `blocks` are the hosts of a simulation that come and go, all of them.
     """
     gpus, away = max((life.gpus for life in machine.run.lives), default=0), partial(away_gpu_s, machine)
     if machine.hosts.joined:
         gpus = most_gpus(machine)
         away = partial(_not_there_gpu_s, machine, gpus)
     if bounds is None or any(job.state is not JobState.COMPLETED for job in _foreground(machine)):
-        bounds = bounds_of(machine)
+        bounds = bounds_of(machine, blocks)
     return summarise(
         machine.run.jobs.values(),
         policy=machine.decisions.policy.name if machine.decisions.policy else "",
@@ -76,11 +79,12 @@ def result_of(
         away_gpu_s=away,
         idle=idle_of(machine) if keep_jobs and gpus else UNSET,
         devices=sorted(machine.ledger.kinds) if machine.ledger.noun != GPU else UNSET,
+        allocations=used_of(machine, blocks) if blocks else UNSET,
     )
 
 
 def _not_there_gpu_s(machine: Machine, gpus: int, end_s: float) -> float:
-    return gpus * end_s - there_gpu_s(machine, end_s)
+    return gpus * end_s - sum(there_gpu_s(machine, end_s).values())
 
 
 def overhead_s(machine: Machine, job: Job, attempt: Attempt) -> float:
@@ -140,8 +144,9 @@ def lost_work_s(machine: Machine, job: Job, attempt: Attempt) -> float:
     return share * (attempt.end_s - attempt.start_s - overhead_s(machine, job, attempt))
 
 
-def bounds_of(machine: Machine) -> Bounds:
-    """The bounds of a run's jobs on its GPUs; background jobs count as if there were none."""
+def bounds_of(machine: Machine, blocks: Sequence[Block] = ()) -> Bounds:
+    """The bounds of a run's jobs on its GPUs, or on those of `blocks`; background jobs count as if there were
+    none."""
     nothing = Bounds(None, None)
     # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven;
     # jobs that train as one take less than what each of them takes alone.
@@ -171,6 +176,8 @@ def bounds_of(machine: Machine) -> Bounds:
         )
         for job in foreground
     ]
+    if jobs and blocks:
+        return Bounds(lower_bound_s(jobs, 0, blocks=blocks), mean_jct_bound_s(jobs, 0, blocks=blocks))
     hosts = Counter(device.host for device in machine.hosts.there_at_first)
     if (
         not jobs

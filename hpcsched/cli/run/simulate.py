@@ -22,13 +22,13 @@ from hpcsched.cli.common import (
     say,
 )
 from hpcsched.cli.run import policies
+from hpcsched.cli.run.allocations import FORM, allocations_of
 from hpcsched.cli.run.simulation_inputs import (
     MOST_KEPT,
     SHIPPED,
     CpuOptions,
     ProfileSource,
     Scenario,
-    needed,
     of_file,
     of_run,
     of_trace,
@@ -67,6 +67,13 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
 )
 @gpus_per_node_option("GPUs on each node (of a run: its own).")
 @option("--nodes", metavar="N", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
+@click.option(
+    "--allocation",
+    "asked",
+    metavar=FORM,
+    multiple=True,
+    help="Nodes that come at START and go after TIME; can be repeated.",
+)
 @option(
     "--cpus",
     metavar="N",
@@ -118,6 +125,7 @@ def simulate(
     run_dir: str | None,
     gpus_per_node: int | None,
     nodes: int | None,
+    asked: tuple[str, ...],
     cpus: int | None,
     ps: tuple[str, ...],
     profiles: tuple[str, ...],
@@ -135,7 +143,8 @@ def simulate(
     """The time that jobs would take, under one policy or several side by side.
 
     The jobs are those of JOBS.toml, of a CSV trace, or of a run, whether it is over or not; without DIR that
-    is the run in --dir. With several policies an option goes to those that know it.
+    is the run in --dir. With several policies an option goes to those that know it. Allocations come and go
+    beside the nodes that are there all the time, or instead of them.
     """
     given = {"JOBS.toml": jobs is not None, "--trace": trace is not None, "--run": run_dir is not None}
     if sum(given.values()) != 1:
@@ -144,17 +153,18 @@ def simulate(
         raise ConfigError(where="simulate", got=got, accepted=accepted)
     if workload and trace is None:
         raise ConfigError(where="--workload", got=repr(workload), accepted="with --trace only")
+    blocks = allocations_of(asked, gpus_per_node, nodes, cpus)
     on_cores = CpuOptions(cpus, ps)
     source = ProfileSource(profiles, database, device_type)
     if run_dir is not None:
         explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
         known = profiles if explicit else ()
-        scenario = of_run(ctx, run_dir or None, gpus_per_node, nodes, on_cores, known, device_type)
+        scenario = of_run(ctx, run_dir or None, gpus_per_node, nodes, blocks, on_cores, known, device_type)
     elif trace is not None:
-        scenario = of_trace(trace, workload, needed(gpus_per_node), nodes or 1, source)
+        scenario = of_trace(trace, workload, gpus_per_node, nodes or 1, blocks, source)
     else:
         assert jobs is not None
-        scenario = of_file(jobs, gpus_per_node, nodes or 1, on_cores, source)
+        scenario = of_file(jobs, gpus_per_node, nodes or 1, blocks, on_cores, source)
     hint_at_gpus_per_node(ctx, scenario.nodes)
     if gantt:
         _check_drawable(gantt, len(scenario.jobs))
@@ -174,7 +184,7 @@ def simulate(
             gantt_svg(results, gantt)
         except OSError as error:
             raise ConfigError(where="--gantt", got=f"{gantt}: {error.strerror}", accepted="a file") from error
-    for note in scenario.notes:
+    for note in (*scenario.notes, *_left(results)):
         say(f"hpcsched: {note}", err=True)
     if as_json:
         from hpcsched.printing import json_for_terminals
@@ -200,9 +210,11 @@ def simulated_under(
     """
     from hpcsched.cli.run.progress import ProgressLine
     from hpcsched.cli.run.results import MOST_STORIES, Bounds, result_of
+    from hpcsched.sim.blocks import joining, placed
     from hpcsched.sim.engine import Simulation
     from hpcsched.sim.interference import Interference
 
+    blocks = scenario.blocks
     interference = Interference(background_share=sharing[0], foreground_slowdown=sharing[1])
     many = len(scenario.jobs) > MOST_KEPT
     results: list[Result] = []
@@ -212,9 +224,10 @@ def simulated_under(
             simulation = Simulation(
                 scenario.jobs,
                 scenario.profiles,
-                gpus=scenario.gpus,
-                nodes=scenario.nodes,
-                cpus=scenario.cpus,
+                gpus=0 if blocks else scenario.gpus,
+                nodes=1 if blocks else scenario.nodes,
+                cpus=0 if blocks else scenario.cpus,
+                happenings=joining(placed(blocks), scenario.cpus),
                 trainings=scenario.trainings,
                 parallel=scenario.parallel,
                 policy=name,
@@ -224,7 +237,7 @@ def simulated_under(
                 stories=len(scenario.jobs) <= MOST_STORIES,
                 watch=progress.watch,
             )
-            result = result_of(simulation.run(), bounds=bounds, keep_jobs=keep or not many)
+            result = result_of(simulation.run(), bounds=bounds, keep_jobs=keep or not many, blocks=blocks)
         bounds = bounds or Bounds(result.lower_bound_s, result.mean_jct_bound_s)
         results.append(_as_in_the_run(result, scenario) if scenario.was else result)
     return results if scenario.was is None else [scenario.was, *results]
@@ -244,6 +257,15 @@ def _as_in_the_run(result: Result, scenario: Scenario) -> Result:
     return replace(result, jobs=tuple(jobs), devices=devices)
 
 
+def _left(results: list[Result]) -> list[str]:
+    """What is left of the jobs when the last allocation is over, by policy."""
+    return [
+        f"{result.title}: {plural(left, 'job')} of {result.jobs_total} not done in these allocations"
+        for result in results
+        if result.allocations and (left := result.jobs_total - result.jobs_completed)
+    ]
+
+
 def _check_drawable(path: Path, jobs: int) -> None:
     if jobs > MOST_DRAWN:
         raise ConfigError(where="--gantt", got=f"{jobs} jobs", accepted=f"at most {MOST_DRAWN}")
@@ -252,25 +274,27 @@ def _check_drawable(path: Path, jobs: int) -> None:
 
 def _show(scenario: Scenario, results: list[Result], *, list_jobs: bool) -> None:
     """One policy with its jobs, or several on one screen: a line per job is there where it fits."""
-    from hpcsched.report.tables import comparison_table, headline, job_table, side_by_side
+    from hpcsched.report.tables import allocation_table, comparison_table, headline, job_table, side_by_side
 
     size = shutil.get_terminal_size() if sys.stdout.isatty() else None
     width = size.columns if size else None
+    with_allocations = [result for result in results if result.allocations]
+    used = f"\n\n{allocation_table(with_allocations, width=width)}" if with_allocations else ""
     if len(results) == 1 and (scenario.file or list_jobs or len(scenario.jobs) <= MOST_LISTED):
-        measures = comparison_table(results, width=width)
+        measures = comparison_table(results, width=width) + used
         say(f"{headline(results[0])}\n{job_table(results[0], width=width)}\n\n{measures}", lines=True)
         return
     title = f"{scenario.where}: {plural(len(scenario.jobs), 'job')} on {scenario.place}"
-    if scenario.was is not None and scenario.was.gpus != scenario.gpus * scenario.nodes:
+    if scenario.was is not None and scenario.was.gpus != scenario.gpus_in_all:
         title += f"; {scenario.was.label} on {scenario.was.gpus}"
     base = 0 if scenario.over else min(1, len(results) - 1)
-    measures = comparison_table(results, width=width, base=base)
+    measures = comparison_table(results, width=width, base=base) + used
     if list_jobs:
         for result in results:
             say(f"{headline(result)}\n{job_table(result, width=width)}\n", lines=True)
         say(f"{title}\n{measures}", lines=True)
         return
-    above = [title, *(f"hpcsched: {note}" for note in scenario.notes)]
+    above = [title, *(f"hpcsched: {note}" for note in (*scenario.notes, *_left(results)))]
     taken = sum(-(-len(line) // (width or 80)) for line in above)
     room = (size.lines if size else _PLAIN_HEIGHT) - 1 - taken - measures.count("\n") - 1
     if len(scenario.jobs) <= room:  # a quick look first: tables of a million lines are not to be made

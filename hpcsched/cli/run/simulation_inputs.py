@@ -12,9 +12,10 @@ import click
 
 from hpcsched import jobfile
 from hpcsched.cli.common import database_path, find_run, hint_at_runs, plural
-from hpcsched.cli.run import policies
+from hpcsched.cli.run import allocations, policies
 from hpcsched.core.nouns import GPU
 from hpcsched.errors import ConfigError, NoSuchRun
+from hpcsched.sim.capacity import Capacity
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hpcsched.core.run import Life
     from hpcsched.planning.ps.training import PsTraining
     from hpcsched.report.result import Result
+    from hpcsched.sim.blocks import Block
 
 MOST_KEPT = 10_000
 """Jobs: of more, only the measures are kept."""
@@ -41,6 +43,7 @@ class Scenario:
     `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
     jobs without GPUs, `trainings` how their models are trained. `was` is how a run went in reality,
     `over` whether that run has ended, `ids` its jobs' ids and models, which the simulation does not know.
+    `blocks` are all hosts, if some of them come or go; `gpus` and `nodes` do not count then.
     """
 
     where: str
@@ -58,10 +61,20 @@ class Scenario:
     over: bool = True
     ids: Sequence[tuple[int, str]] = ()
     file: bool = False
+    blocks: Sequence[Block] = ()
+
+    @property
+    def gpus_in_all(self) -> int:
+        """The most GPUs at the same time."""
+        return Capacity(self.blocks).gpus if self.blocks else self.gpus * self.nodes
 
     @property
     def place(self) -> str:
         """In words: `2 hosts with 4 GPUs and 64 cores each`."""
+        if self.blocks:
+            return (
+                f"{plural(len(self.blocks), 'allocation')}, at most {plural(self.gpus_in_all, GPU)} at once"
+            )
         there = {self.was.noun if self.was else GPU: self.gpus, "core": self.cpus}
         each = " and ".join(plural(number, what) for what, number in there.items() if number)
         return each if self.nodes == 1 else f"{self.nodes} hosts with {each} each"
@@ -140,14 +153,19 @@ def needed(gpus: int | None) -> int:
 
 
 def of_file(
-    path: Path, gpus: int | None, nodes: int, on_cores: CpuOptions, source: ProfileSource
+    path: Path,
+    gpus: int | None,
+    nodes: int,
+    blocks: Sequence[Block],
+    on_cores: CpuOptions,
+    source: ProfileSource,
 ) -> Scenario:
     """The scenario of a job file."""
     file = jobfile.load(path, workdir=Path.cwd())
     policies.check_file(file, path)
     on_gpus = [job for job in file.jobs if job.cpus is None]
-    gpus = needed(gpus) if on_gpus else gpus or 0
-    jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(path))
+    gpus = needed(gpus) if on_gpus and not blocks else gpus or 0
+    _check_fits(file.jobs, gpus, nodes, blocks, str(path))
     some = len(on_gpus) < len(file.jobs)
     return Scenario(
         where=path.name,
@@ -161,13 +179,31 @@ def of_file(
         policy=file.policy,
         options=file.policy_options,
         file=True,
+        blocks=blocks,
     )
 
 
-def of_trace(path: Path, workload: str, gpus: int, nodes: int, source: ProfileSource) -> Scenario:
+def _check_fits(jobs: Sequence[JobSpec], gpus: int, nodes: int, blocks: Sequence[Block], where: str) -> None:
+    if blocks:
+        allocations.check_fits(jobs, blocks, where)
+    else:
+        jobfile.check_fits(jobs, gpus=gpus, hosts=nodes, where=where)
+
+
+def of_trace(
+    path: Path,
+    workload: str,
+    gpus: int | None,
+    nodes: int,
+    blocks: Sequence[Block],
+    source: ProfileSource,
+) -> Scenario:
     """The scenario of a trace; jobs for more GPUs than there are are left out."""
     from hpcsched.sim.workloads import read_trace
 
+    if blocks:
+        gpus, nodes = allocations.largest_hosts(blocks)
+    gpus = needed(gpus)
     read = read_trace(path, gpus=gpus, hosts=nodes, workload=workload)
     if not read.jobs:
         got = f"{plural(read.left_out, 'job')}, all for more GPUs than {nodes} x {gpus}"
@@ -187,6 +223,7 @@ def of_trace(path: Path, workload: str, gpus: int, nodes: int, source: ProfileSo
         gpus=gpus,
         nodes=nodes,
         notes=["; ".join(notes)] if notes else [],
+        blocks=blocks,
     )
 
 
@@ -195,6 +232,7 @@ def of_run(
     dir_: str | None,
     gpus: int | None,
     nodes: int | None,
+    blocks: Sequence[Block],
     on_cores: CpuOptions,
     profiles: tuple[str, ...],
     device_type: str,
@@ -233,7 +271,7 @@ def of_run(
         accepted = "a run with jobs that completed, or whose steps and rates are known"
         got = f"no job to simulate ({left_out or 'there are none'})"
         raise ConfigError(where=str(rundir.root), got=got, accepted=accepted)
-    jobfile.check_fits(past.jobs, gpus=gpus, hosts=nodes, where="--run")
+    _check_fits(past.jobs, gpus, nodes, blocks, "--run")
     cpus = on_cores.check(past.jobs, "--run", cpus)
     notes = []
     if left_out:
@@ -264,6 +302,7 @@ def of_run(
         ),
         over=machine.run.finished,
         ids=[(job_id, machine.run.jobs[job_id].spec.model) for job_id in past.ids],
+        blocks=blocks,
     )
 
 
