@@ -2,6 +2,7 @@
 
     python benchmarks/policies.py [--sets 200] [--policies exclusive,marble,equal,optimus,planner]
         [--goal both|makespan|jct] [--eps 1] [--budget 200] [--arrivals [0.5]] [--wrong 0.15 | --no-profiles]
+        [--come-and-go]
         [--only-family NAME] [--jobs-max 100] [--sizes uniform] [--first-seed 0] [--workers 2] [--quick]
         [--output FILE | --json]
 
@@ -11,7 +12,8 @@ times, the same numbers. A policy may carry options: `--policies planner:goal=jc
 
 MARBLE and `exclusive`, which all others are measured by, always go by exact profiles. With --wrong and
 --no-profiles the others go by wrong ones or by none, while jobs run by the exact ones; MARBLE with the same
-wrong ones then has a line of its own.
+wrong ones then has a line of its own. With --come-and-go each set has one host that stays, and others
+that come and go.
 
 The raw ratios of all sets are written to benchmarks/results/, or printed with --json.
 """
@@ -37,9 +39,10 @@ from hpcsched.core.plan import Plan
 from hpcsched.core.profile import Profile
 from hpcsched.policy import POLICIES, make_policy
 from hpcsched.policy.options import NumberOption
+from hpcsched.sim.blocks import Block, joining, placed
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.families import FAMILIES, SIZE_LAWS, JobSet, random_set, wrong
+from hpcsched.testing.families import FAMILIES, SIZE_LAWS, JobSet, come_and_go, random_set, wrong
 
 HERE = Path(__file__).parent
 BASELINES = ("marble", "exclusive")
@@ -83,11 +86,24 @@ class Task:
     options: argparse.Namespace
 
 
-def play(jobs: JobSet, policy: str, options: Mapping[str, Any], beliefs: Sequence[Profile]) -> Outcome:
-    """Simulate a set under a policy that goes by these profiles."""
+def play(
+    jobs: JobSet,
+    policy: str,
+    options: Mapping[str, Any],
+    beliefs: Sequence[Profile],
+    blocks: Sequence[Block] = (),
+) -> Outcome:
+    """Simulate a set under a policy that goes by these profiles, on its own host or on those of `blocks`."""
     truth = None if beliefs == jobs.profiles else jobs.profiles
     simulation = Simulation(
-        jobs.jobs, beliefs, gpus=jobs.gpus, policy=policy, options=options, stories=False, truth=truth
+        jobs.jobs,
+        beliefs,
+        gpus=0 if blocks else jobs.gpus,
+        policy=policy,
+        options=options,
+        stories=False,
+        truth=truth,
+        happenings=joining(placed(blocks)),
     )
     plans_s: list[float] = []
     simulation.machine.make_plan = _timed(simulation.machine.make_plan, plans_s)
@@ -134,12 +150,17 @@ def compare(task: Task) -> tuple[str, dict[str, dict[str, float]]]:
         beliefs = wrong(jobs.profiles, task.seed, options.wrong)
     models = {p.model: p for p in jobs.profiles}
     work = [BoundJob(profile=models[j.model], steps=j.steps, submit_s=j.submit_at) for j in jobs.jobs]
-    bound_s, jct_bound_s = lower_bound_s(work, jobs.gpus), mean_jct_bound_s(work, jobs.gpus)
+    blocks = come_and_go(jobs) if options.come_and_go else ()
+    gpus = 0 if blocks else jobs.gpus
+    bound_s, jct_bound_s = (
+        lower_bound_s(work, gpus, blocks=blocks),
+        mean_jct_bound_s(work, gpus, blocks=blocks),
+    )
 
-    outcomes = {name: play(jobs, name, {}, jobs.profiles) for name in BASELINES}
+    outcomes = {name: play(jobs, name, {}, jobs.profiles, blocks) for name in BASELINES}
     for label, (name, own) in options.specs.items():
         if label not in BASELINES:
-            outcomes[label] = play(jobs, name, own, beliefs)
+            outcomes[label] = play(jobs, name, own, beliefs, blocks)
     marble, exclusive = (outcomes[name] for name in BASELINES)
     rows = {}
     for label in options.specs:
@@ -275,6 +296,7 @@ def parse() -> argparse.Namespace:
         "--wrong", type=NumberOption(least=0).read, default=0.0, help="profiles are wrong by this"
     )
     beliefs.add_argument("--no-profiles", action="store_true", help="policies know no profiles")
+    parser.add_argument("--come-and-go", action="store_true", help="on hosts that come and go")
     parser.add_argument("--only-family", choices=sorted(FAMILIES))
     parser.add_argument("--jobs-max", type=int, default=100)
     parser.add_argument(
@@ -338,6 +360,7 @@ def _variant(options: argparse.Namespace) -> str:
     words += [f"arrivals-{options.arrivals:g}"] if options.arrivals else []
     words += [f"wrong-{options.wrong:g}"] if options.wrong else []
     words += [options.sizes] if options.sizes != SIZE_LAWS[0] else []
+    words += ["come-and-go"] if options.come_and_go else []
     words += ["no-profiles"] if options.no_profiles else []
     return "".join(f"-{word}" for word in words if word)
 

@@ -23,6 +23,7 @@ from random import Random
 
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.profile import Profile
+from hpcsched.sim.blocks import Block
 from hpcsched.store.profiles import load_profiles
 
 GPU_COUNTS = (4, 6, 8)
@@ -101,6 +102,23 @@ def random_set(
         arrivals=arrivals,
         seed=seed,
     )
+
+
+def come_and_go(jobs: JobSet) -> tuple[Block, ...]:
+    """Hosts for a set that come and go.
+
+    One stays, with half of the set's GPUs. One to four others have 1 GPU to as many as the set, come within
+    the time that all work takes on so many, each job on one GPU, and stay for a twentieth to a half of that.
+    """
+    rng = Random(f"come and go {jobs.seed}")
+    rates = {profile.model: profile.rate(1) for profile in jobs.profiles}
+    whole_s = sum((job.steps or 0) / rates[job.model] for job in jobs.jobs) / jobs.gpus
+    blocks = [Block(gpus=jobs.gpus // 2)]
+    for _ in range(rng.randint(1, 4)):
+        start_s = rng.choice([0.0, rng.uniform(0, whole_s)])
+        gpus, lasts_s = rng.randint(1, jobs.gpus), max(300.0, whole_s * rng.uniform(0.05, 0.5))
+        blocks.append(Block(gpus=gpus, start_s=round(start_s), lasts_s=round(lasts_s)))
+    return tuple(blocks)
 
 
 def wrong(profiles: Iterable[Profile], seed: int, by: float = 0.15) -> tuple[Profile, ...]:
