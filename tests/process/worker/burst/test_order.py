@@ -59,7 +59,9 @@ def calls_of_cases(wires: Channels, seed: int) -> tuple[str, list[ncclrules.Call
     return ncclrules.taken()
 
 
-@pytest.mark.parametrize(("ranks", "models"), [(2, range(60, 63)), slow(2, range(63, 66)), slow(3, range(66, 80))])
+@pytest.mark.parametrize(
+    ("ranks", "models"), [(2, range(60, 63)), slow(2, range(63, 66)), slow(3, range(66, 80))]
+)
 def test_any_plan_of_any_model_is_worked_off(ranks: int, models: range) -> None:
     group = Ranks(ranks, ncclrules.NAME)
     try:
