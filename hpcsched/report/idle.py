@@ -42,14 +42,13 @@ def idle_of(machine: Machine) -> Idle:
     """
     run = machine.run
     end_s = max((job.ended_s or 0.0 for job in run.jobs.values()), default=0.0) if run.finished else run.now
-    begins = [life.at for life in run.lives]
     held = [dict[int, list[tuple[float, float]]]() for _ in run.lives]
     for job in run.jobs.values():
         for attempt in job.attempts:
-            number = max(0, bisect_right(begins, attempt.start_s) - 1)
             stretch = attempt.start_s, end_s if attempt.end_s is None else attempt.end_s
-            for gpu in attempt.gpus:
-                held[number].setdefault(gpu, []).append(stretch)
+            for number in run.lives_of(*stretch):
+                for gpu in attempt.gpus:
+                    held[number].setdefault(gpu, []).append(stretch)
     idle_s: dict[str, float] = {}
     gpus: dict[str, int] = {}
     for (devices, there), used in zip(_there(machine, end_s), held, strict=True):
