@@ -60,6 +60,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import most_cores
 from hpcsched.core.model import JobSpec
+from hpcsched.core.resources.gpus import own_type
 from hpcsched.dialects import what_was_recognised
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
@@ -256,6 +257,7 @@ def run(
             host="" if hosts.remote else hosts.host_names[0],
             settle_s=request.monitor_s + FREE_WITHIN_S,
         )
+        host_changes = HostChanges(hosts.remote, machine, clock, admission.joined) if hosts.remote else None
         resources = Resources(
             machine=machine,
             journal=journal,
@@ -273,7 +275,7 @@ def run(
             ends_by=allocation.ends_by,
             signals_all=allocation.signals_all,
             hosts=hosts.remote,
-            host_changes=HostChanges(hosts.remote, machine, clock) if hosts.remote else None,
+            host_changes=host_changes,
             source=request.source,
             alongside=alongside(
                 site,
@@ -309,7 +311,8 @@ def run(
             if without_exec(batch):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
-            outcome = agent.run([started, *prohibited(hosts.inventory, started.at), *new_jobs])
+            at, there = started.at, hosts.inventory
+            outcome = agent.run([started, *prohibited(there, at), *admission.joined(there, at), *new_jobs])
             if outcome is RunOutcome.STOPPED:
                 # From here on the batch system's signals would only keep us from coming back.
                 for number in allocation.ends_by:
@@ -362,11 +365,12 @@ def _admission(
     request: RunRequest,
 ) -> Admission:
     sizes = (device.memory_mib for device in hosts.inventory)
+    own = request.device_type or own_type(hosts.inventory) or hosts.kind
     return Admission(
         machine=machine,
-        find_profiles=lambda models: find_profiles(models, hosts.kind),
+        find_profiles=lambda models, gpu_type: find_profiles(models, gpu_type or own),
         find_parallel=find_parallel,
-        find_shared=lambda: find_shared(hosts.kind),
+        find_shared=lambda: find_shared(own),
         stand_ins=hosts.stand_ins,
         hosts=hosts.granted,  # a job for more than have come waits for an allocation in which they do
         cores=most_cores(hosts.cores, hosts.inventory),

@@ -17,12 +17,13 @@ from hpcsched.agent.allocation.requeue import RequeuePlan, RunProgress, why_not_
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Device, HostCores, JobSpec
+from hpcsched.core.model import HostCores, JobSpec
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
-from hpcsched.sim.engine import SIM_HOST, Simulation
+from hpcsched.sim.engine import Simulation
+from hpcsched.sim.hosts import devices_of, host_names
 
 STARTUP_S = 2.0
 """Seconds from the start of a batch job to the first decision in it, and LEAVING_S from the last job's end to
@@ -113,15 +114,12 @@ def as_used(work: Work, *, gpus: int) -> tuple[JobSpec, ...]:
 
 
 def _begin(work: Work, gpus: int, nodes: int, *, at: float) -> ev.AgentStarted:
-    hosts = [f"{SIM_HOST}{number + 1}" for number in range(nodes)]
+    hosts = host_names(nodes)
     return ev.AgentStarted(
         rules=ev.RULES,
         at=at,
         wall=at,
-        devices=tuple(
-            Device(index=i, host=hosts[i // gpus], kind="simulated", handle=str(i % gpus))
-            for i in range(gpus * nodes)
-        ),
+        devices=devices_of(gpus, nodes),
         policy=work.policy,
         policy_options=dict(work.options),
         parallel=tuple(work.parallel),

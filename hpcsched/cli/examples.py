@@ -93,6 +93,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "simulate": (
         "hpcsched simulate jobs.toml --gpus-per-node 4",
         "hpcsched simulate jobs.toml --gpus-per-node 4 --policy marble,planner --gantt plan.svg",
+        'hpcsched simulate jobs.toml --gpus-per-node 4 --device-type A100 --other-nodes "1:8:NVIDIA H200"',
     ),
     "advise": (
         "hpcsched advise jobs.toml",

@@ -173,7 +173,7 @@ class Machine:
         for job_id, step in event.saved_steps.items():
             self._endings.never_on_disk(self.run.jobs[job_id], step)
         self._submissions.compared(event)
-        self.ledger.begin_life(event.devices, event.cores)
+        self.ledger.begin_life(event.devices, event.cores, by_type=event.rules >= 4)
         self.own.forget_holders()
         self.hosts.begin_life(event)
         self.leftover.begin_life(event)
@@ -185,7 +185,7 @@ class Machine:
         self._out.ask_policy()
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
-        self.estimates.load(event.profiles, event.parallel)
+        self.estimates.load(event.profiles, event.parallel, gpu_type=event.gpu_type)
         self.run.count_news()
         self._out.ask_policy()
 

@@ -33,7 +33,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
-from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role
+from hpcsched.core.model import HostCores, JobSpec, JobState, Progress, Role
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.transitions.decisions import PolicyMaker
@@ -41,11 +41,11 @@ from hpcsched.core.transitions.outcome import HOSTS, LOOK, RELEASE
 from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
+from hpcsched.sim.hosts import OtherHosts, devices_of, host_names
 from hpcsched.sim.interference import Interference
 from hpcsched.sim.truth import Truth
 from hpcsched.sim.under_way import UnderWay
 
-SIM_HOST = "node"
 PROGRESS_PERIOD_S = 10.0
 """Seconds between looks at the progress of all jobs, where that can teach something: as the agent does."""
 USAGE_PERIOD_S = 600.0
@@ -59,8 +59,8 @@ class Simulation:
     """Runs job specs through the machine on a virtual clock.
 
     Args:
-        jobs, gpus, nodes, policy, options: what a run from the beginning is made of; `gpus` on each
-            of `nodes` hosts.
+        jobs, gpus, nodes, others, policy, options: what a run from the beginning is made of; `gpus` (of
+            `gpu_type`) on each of `nodes` hosts, and more hosts after these.
         machine: go on from this state instead, which is changed (pass a copy to keep it): what runs
             in it goes on from its last known step. The arguments above are not looked at then.
         stories: off leaves out what only people look at; large simulations take less time and memory then.
@@ -73,8 +73,7 @@ class Simulation:
         parallel: programs that have said that they are.
         cpus: cores for jobs without GPUs on each host.
         trainings: how the models behave that are trained on CPU cores, by name.
-        release_after_s: see `AgentStarted`.
-        make: gives the policy of a name.
+        release_after_s: see `AgentStarted`. make: gives the policy of a name.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
     """
@@ -101,6 +100,8 @@ class Simulation:
         trainings: Mapping[str, PsTraining] | None = None,
         release_after_s: float | None = None,
         make: PolicyMaker = make_policy,
+        gpu_type: str = "",
+        others: Sequence[OtherHosts] = (),
     ) -> None:
         mechanisms.load()
         self.machine = machine or Machine(make, stories=stories)
@@ -110,14 +111,11 @@ class Simulation:
         self._from_state = machine is not None
         self._stories = stories
         jobs, self._profiles = tuple(jobs), tuple(profiles)
-        hosts = [f"{SIM_HOST}{i + 1}" for i in range(nodes)]
+        self._others, hosts = tuple(others), host_names(nodes)
         now: dict[str, Any] = {"rules": ev.RULES, "at": 0.0, "wall": 0.0}
         self._started = ev.AgentStarted(
             **now,
-            devices=tuple(
-                Device(index=i, host=hosts[i // gpus], kind="simulated", handle=str(i % gpus))
-                for i in range(gpus * nodes)
-            ),
+            devices=devices_of(gpus, nodes, self._others, gpu_type=gpu_type),
             policy=policy,
             policy_options=dict(options or {}),
             parallel=tuple(parallel),
@@ -192,6 +190,8 @@ class Simulation:
     def _begin(self) -> None:
         self._feed(self._started)
         self._feed(ev.ProfilesLoaded(at=0.0, profiles=self._profiles))
+        for gpus in self._others:
+            self._feed(ev.ProfilesLoaded(at=0.0, profiles=gpus.profiles, gpu_type=gpus.gpu_type))
         self._feed(ev.JobsSubmitted(at=0.0, first_id=1, jobs=self._at_once))
         self._await_jobs()
         self._ask_for_jobs()

@@ -176,6 +176,7 @@ def bounds_of(machine: Machine) -> Bounds:
         not jobs
         or len({life.gpus for life in machine.run.lives}) != 1
         or machine.hosts.joined
+        or not machine.ledger.one_type
         or machine.ledger.lost  # they worked for a part of the time
         or any(machine.rooms.most_for(job) < job.spec.gpus_min for job in foreground)
     ):

@@ -28,6 +28,7 @@ from hpcsched.cli.run.simulation_inputs import (
     CpuOptions,
     ProfileSource,
     Scenario,
+    groups_of,
     needed,
     of_file,
     of_run,
@@ -67,6 +68,12 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
 )
 @gpus_per_node_option("GPUs on each node (of a run: its own).")
 @option("--nodes", metavar="N", type=click.IntRange(min=1), help="Nodes (1; of a run: its own).")
+@option(
+    "--other-nodes",
+    metavar="N:GPUS:TYPE",
+    multiple=True,
+    help="More nodes, with GPUs of another device type, such as 2:8:NVIDIA H200; can be repeated.",
+)
 @option(
     "--cpus",
     metavar="N",
@@ -118,6 +125,7 @@ def simulate(
     run_dir: str | None,
     gpus_per_node: int | None,
     nodes: int | None,
+    other_nodes: tuple[str, ...],
     cpus: int | None,
     ps: tuple[str, ...],
     profiles: tuple[str, ...],
@@ -145,8 +153,10 @@ def simulate(
     if workload and trace is None:
         raise ConfigError(where="--workload", got=repr(workload), accepted="with --trace only")
     on_cores = CpuOptions(cpus, ps)
-    source = ProfileSource(profiles, database, device_type)
+    source = ProfileSource(profiles, database, device_type, groups_of(other_nodes))
     if run_dir is not None:
+        if other_nodes:
+            raise ConfigError(where="--other-nodes", got="with --run", accepted="JOBS.toml or --trace")
         explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
         known = profiles if explicit else ()
         scenario = of_run(ctx, run_dir or None, gpus_per_node, nodes, on_cores, known, device_type)
@@ -214,6 +224,8 @@ def simulated_under(
                 scenario.profiles,
                 gpus=scenario.gpus,
                 nodes=scenario.nodes,
+                gpu_type=scenario.gpu_type,
+                others=scenario.others,
                 cpus=scenario.cpus,
                 trainings=scenario.trainings,
                 parallel=scenario.parallel,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hpcsched.core.run import Life
     from hpcsched.planning.ps.training import PsTraining
     from hpcsched.report.result import Result
+    from hpcsched.sim.hosts import OtherHosts
 
 MOST_KEPT = 10_000
 """Jobs: of more, only the measures are kept."""
@@ -41,6 +43,7 @@ class Scenario:
     `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
     jobs without GPUs, `trainings` how their models are trained. `was` is how a run went in reality,
     `over` whether that run has ended, `ids` its jobs' ids and models, which the simulation does not know.
+    `gpu_type` is the type of the GPUs where there are others too, on more hosts.
     """
 
     where: str
@@ -58,28 +61,49 @@ class Scenario:
     over: bool = True
     ids: Sequence[tuple[int, str]] = ()
     file: bool = False
+    gpu_type: str = ""
+    others: Sequence[OtherHosts] = ()
 
     @property
     def place(self) -> str:
         """In words: `2 hosts with 4 GPUs and 64 cores each`."""
         there = {self.was.noun if self.was else GPU: self.gpus, "core": self.cpus}
         each = " and ".join(plural(number, what) for what, number in there.items() if number)
-        return each if self.nodes == 1 else f"{self.nodes} hosts with {each} each"
+        place = each if self.nodes == 1 else f"{self.nodes} hosts with {each} each"
+        for one in self.others:
+            hosts = f"{one.nodes} hosts" if one.nodes > 1 else "a host"
+            place += f", {hosts} with {one.gpus} x {one.gpu_type}" + (" each" if one.nodes > 1 else "")
+        return place
 
 
 @dataclass(frozen=True)
 class ProfileSource:
-    """The files and the database in which profiles are looked for."""
+    """Where profiles are looked for: files, and the database; and hosts that have GPUs of other types."""
 
     files: tuple[str, ...]
     database: str | None
     device_type: str
+    groups: tuple[tuple[int, int, str], ...] = ()
 
     def of(self, models: set[str]) -> tuple[Profile, ...]:
         """The profiles of some models."""
         from hpcsched.cli.profile.lookup import profile_finder
 
         return profile_finder(self.files, database_path(self.database))(models, self.device_type)
+
+    def others(self, models: set[str]) -> tuple[OtherHosts, ...]:
+        """The hosts with GPUs of other types, and the profiles of some models that were measured there."""
+        from hpcsched.cli.profile.lookup import profile_finder
+        from hpcsched.sim.hosts import OtherHosts
+        from hpcsched.store.profiles import measured_on
+
+        find = profile_finder(self.files, database_path(self.database))
+        return tuple(
+            OtherHosts(
+                nodes=nodes, gpus=gpus, gpu_type=gpu_type, profiles=measured_on(gpu_type, models, find)
+            )
+            for nodes, gpus, gpu_type in self.groups
+        )
 
     def parallel(self, models: set[str]) -> tuple[Program, ...]:
         """The programs of some models that have said that they are parallel."""
@@ -132,6 +156,18 @@ class CpuOptions:
         return cpus or 0
 
 
+def groups_of(given: Sequence[str]) -> tuple[tuple[int, int, str], ...]:
+    """What --other-nodes says: nodes, GPUs on each, and their type. Raises ConfigError."""
+    found = []
+    for text in given:
+        match = re.fullmatch(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5}):(\S.*)", text.strip())
+        if match is None:
+            accepted = "N:GPUS:TYPE, such as 2:8:NVIDIA H200"
+            raise ConfigError(where="--other-nodes", got=repr(text), accepted=accepted)
+        found.append((int(match[1]), int(match[2]), match[3]))
+    return tuple(found)
+
+
 def needed(gpus: int | None) -> int:
     """The number of GPUs; ConfigError if it was not said."""
     if gpus is None:
@@ -147,14 +183,19 @@ def of_file(
     policies.check_file(file, path)
     on_gpus = [job for job in file.jobs if job.cpus is None]
     gpus = needed(gpus) if on_gpus else gpus or 0
-    jobfile.check_fits(file.jobs, gpus=gpus, hosts=nodes, where=str(path))
+    models = {job.model for job in on_gpus}
+    others = source.others(models)
+    most, hosts = max(gpus, *(one.gpus for one in others), 0), nodes + sum(one.nodes for one in others)
+    jobfile.check_fits(file.jobs, gpus=most, hosts=hosts, where=str(path))
     some = len(on_gpus) < len(file.jobs)
     return Scenario(
         where=path.name,
         jobs=file.jobs,
-        profiles=source.of({job.model for job in on_gpus}),
-        parallel=source.parallel({job.model for job in on_gpus}),
+        profiles=source.of(models),
+        parallel=source.parallel(models),
         gpus=gpus,
+        gpu_type=source.device_type,
+        others=others,
         nodes=nodes,
         cpus=on_cores.check(file.jobs, str(path), on_cores.cpus),
         trainings=replace(on_cores, files=on_cores.files or (SHIPPED,)).trainings() if some else {},
@@ -186,6 +227,8 @@ def of_trace(path: Path, workload: str, gpus: int, nodes: int, source: ProfileSo
         profiles=(*read.profiles, *(source.of(models) if models else ())),
         gpus=gpus,
         nodes=nodes,
+        gpu_type=source.device_type,
+        others=source.others({job.model for job in read.jobs}),
         notes=["; ".join(notes)] if notes else [],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
 from typing import Any
 
@@ -17,9 +18,19 @@ PRETENDED = ("replay", "simulated")
 
 def suits(needs: Needs | None, device: Device) -> bool:
     """Whether a job with these needs can use a device."""
-    if needs is None or device.kind in PRETENDED:
+    if needs is None or (device.kind in PRETENDED and not device.stands_for):
         return True
-    return needs.suits(device.kind, device.memory_mib)
+    return needs.suits(device.gpu_type, device.memory_mib)
+
+
+def own_type(devices: Iterable[Device]) -> str:
+    """The type of GPU that a run goes by: that of most GPUs of its first host ("": it has none)."""
+    first, types = None, Counter[str]()
+    for device in devices:
+        first = device.host if first is None else first
+        if device.host == first:
+            types[device.gpu_type] += 1
+    return types.most_common(1)[0][0] if types else ""
 
 
 class FreeGpus(MutableSet[int]):
