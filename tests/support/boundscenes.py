@@ -1,11 +1,17 @@
 """Random jobs that bounds are tried on."""
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
+from hpcsched.core.model import JobState
 from hpcsched.core.profile import Profile
 from hpcsched.sim.bounds import BoundJob
+from hpcsched.testing.builders import a_job
 
 SLACK = 1 - 1e-9
+STEP_SLACK = 1 - 1e-6
+"""A step that is all but done counts as done in the simulator, by a millionth of a step."""
 costs = st.one_of(
     st.none(), st.floats(0, 50), st.dictionaries(st.integers(1, 4), st.floats(0, 50), min_size=1)
 )
@@ -37,6 +43,49 @@ def job_sets(draw):
             )
         )
     return jobs, gpus
+
+
+@st.composite
+def spec_sets(draw, gpus, hosts=1, *, most):
+    """(specs, profiles): up to `most` jobs for the simulator, each may depend on earlier ones."""
+    models = [
+        replace(profile, model=f"m{i}") for i, profile in enumerate(draw(st.lists(profiles(), min_size=3)))
+    ]
+    specs = []
+    for i in range(draw(st.integers(1, most))):
+        least = draw(st.sampled_from([1, 1, gpus]))
+        before = draw(st.sets(st.integers(0, i - 1), max_size=2)) if i else ()
+        specs.append(
+            a_job(
+                f"j{i}",
+                draw(st.sampled_from(models)).model,
+                draw(st.integers(20, 3000)),
+                gpus=(least, draw(st.none() | st.integers(least, gpus))),
+                submit_at=draw(st.sampled_from([0.0, 0.0, 20.0, 300.0])),
+                after=tuple(f"j{k}" for k in sorted(before)),
+                nodes=draw(st.sampled_from([1, 1, hosts])),
+            )
+        )
+    return specs, models
+
+
+def jobs_of(machine):
+    """The jobs of a simulation in which all completed, for the bounds."""
+    done = list(machine.run.jobs.values())
+    assert all(job.state is JobState.COMPLETED for job in done)
+    index = {job.spec.name: i for i, job in enumerate(done)}
+    return [
+        BoundJob(
+            profile=machine.estimates.profile(job),
+            steps=job.spec.steps,
+            submit_s=job.spec.submit_at,
+            gpus_min=job.spec.gpus_min,
+            gpus_max=job.spec.gpus_max,
+            nodes=job.spec.nodes,
+            after=tuple(index[before] for before in job.spec.after),
+        )
+        for job in done
+    ]
 
 
 def mean_jct(jobs, ends):

@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from boundscenes import SLACK, job_sets, mean_jct, profiles
+from boundscenes import SLACK, STEP_SLACK, job_sets, jobs_of, mean_jct, profiles, spec_sets
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.core.model import JobState
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.builders import a_job
 
 
 def random_schedule(jobs, gpus, rng):
@@ -71,26 +69,7 @@ def test_no_random_schedule_beats_the_bounds(job_set, rng):
 def runs(draw):
     """(specs, profiles, gpus, hosts): what the simulator takes."""
     gpus, hosts = draw(st.integers(1, 4)), draw(st.integers(1, 2))
-    models = [
-        replace(profile, model=f"m{i}") for i, profile in enumerate(draw(st.lists(profiles(), min_size=3)))
-    ]
-    specs = []
-    for i in range(draw(st.integers(1, 8))):
-        least = draw(st.sampled_from([1, 1, gpus]))
-        specs.append(
-            a_job(
-                f"j{i}",
-                draw(st.sampled_from(models)).model,
-                draw(st.integers(20, 3000)),
-                gpus=(least, draw(st.none() | st.integers(least, gpus))),
-                submit_at=draw(st.sampled_from([0.0, 0.0, 20.0, 300.0])),
-                after=tuple(f"j{k}" for k in sorted(draw(st.sets(st.integers(0, i - 1), max_size=2))))
-                if i
-                else (),
-                nodes=draw(st.sampled_from([1, 1, hosts])),
-            )
-        )
-    return specs, models, gpus, hosts
+    return *draw(spec_sets(gpus, hosts, most=8)), gpus, hosts
 
 
 @given(runs(), st.sampled_from([("marble", {"promote": "always"}), ("marble", {}), ("exclusive", {})]))
@@ -98,26 +77,9 @@ def test_no_simulated_run_beats_the_bounds(run, policy):
     specs, models, gpus, hosts = run
     name, options = policy
     machine = Simulation(specs, models, gpus=gpus, nodes=hosts, policy=name, options=options).run()
-    done = list(machine.run.jobs.values())
-    assert all(job.state is JobState.COMPLETED for job in done)
-    index = {spec.name: i for i, spec in enumerate(specs)}
-    jobs = [
-        BoundJob(
-            profile=machine.estimates.profile(job),
-            steps=spec.steps,
-            submit_s=spec.submit_at,
-            gpus_min=spec.gpus_min,
-            gpus_max=spec.gpus_max,
-            nodes=spec.nodes,
-            after=tuple(index[before] for before in spec.after),
-        )
-        for job, spec in zip(done, specs, strict=True)
-    ]
-    # A step that is all but done counts as done in the simulator, by a millionth of a step.
-    slack = 1 - 1e-6
-    ends = [job.ended_s for job in done]
-    assert max(ends) >= lower_bound_s(jobs, gpus, hosts) * slack
-    assert mean_jct(jobs, ends) >= mean_jct_bound_s(jobs, gpus, hosts) * slack
+    jobs, ends = jobs_of(machine), [job.ended_s for job in machine.run.jobs.values()]
+    assert max(ends) >= lower_bound_s(jobs, gpus, hosts) * STEP_SLACK
+    assert mean_jct(jobs, ends) >= mean_jct_bound_s(jobs, gpus, hosts) * STEP_SLACK
 
 
 @given(profiles(), st.integers(1, 300), st.integers(1, 5), st.floats(0, 100))
