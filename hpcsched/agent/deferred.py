@@ -34,6 +34,12 @@ class Deferred(Generic[Order, Result]):
         """Carry out no order of this receiver any more; the first of them, None if none waits."""
         return next(iter(self._waiting.pop(receiver, ())), None)
 
+    def clear(self) -> list[Order]:
+        """Carry none out any more; the first order of each receiver."""
+        firsts = list(self)
+        self._waiting.clear()
+        return firsts
+
     def again(self) -> Iterator[Result]:
         """Try all orders once more; the results of those that are carried out."""
         for receiver in list(self._waiting):

@@ -26,6 +26,7 @@ from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.node import guard
 from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.agent.node.held_back import End, HeldBack
+from hpcsched.agent.node.link import HeadLink
 from hpcsched.agent.node.own_host import address_towards, end_orphans, own_name, show_granted
 from hpcsched.agent.node.workers import PartWatcher, sweep_answers
 from hpcsched.agent.waiting_launches import TOLD_TO_END
@@ -42,9 +43,6 @@ from hpcsched.launch.remote.keys import Join, read_join
 from hpcsched.launch.remote.workers import plan_from_message
 from hpcsched.printing import printable
 
-HEAD_ANSWERS_WITHIN_S = 60.0
-"""Time after the start in which the head has to answer (chosen)."""
-
 LAST_GRACE_S = 3.0
 """Time that workers get to save when time is up (chosen)."""
 
@@ -58,7 +56,9 @@ KILLED_WITHIN_S = 5.0
 class NodeAgent:
     """The node agent of one host, after its start."""
 
-    def __init__(self, join: Join, name: str, devices: Devices, connection: HeadConnection) -> None:
+    def __init__(
+        self, join: Join, run_dir: Path, name: str, devices: Devices, connection: HeadConnection
+    ) -> None:
         self._join, self._name, self._devices = join, name, devices
         self._inventory = devices.inventory()
         self._cores = host_cores(devices, name, cpus_per_gpu=join.cpus_per_gpu, granted=join.cpus.get(name))
@@ -78,10 +78,8 @@ class NodeAgent:
         )
         self._keeping: tuple[int, ...] = ()
         self._selector = selectors.DefaultSelector()
-        self._channel = MessageChannel()
-        self._connection = connection
-        for descriptor in self._connection.filenos:
-            self._selector.register(descriptor, selectors.EVENT_READ, ("head", None))
+        self._head = HeadLink(join, run_dir, name, connection, hello=self._hello, say=say)
+        self._listen()
         self._parts: dict[int, PartWatcher] = {}
         self._deferred = Deferred(self._obey)
         """Launches that wait until their interpreters are checked, and later orders for these parts."""
@@ -92,8 +90,6 @@ class NodeAgent:
         self._muted: dict[int, PartWatcher] = {}  # by progress descriptor: not to be read before its time
         self._readings: tuple[protocol.Reading, ...] = tuple(protocol.Reading() for _ in self._inventory)
         self._monitor = Monitor(devices.sample, interval_s=protocol.BEAT_S)
-        self._began = time.monotonic()
-        self._welcome = False
         self._beat_due = 0.0
         self._terms = 0
         self._told_at = 0.0
@@ -111,8 +107,12 @@ class NodeAgent:
             self._launcher.close()
             if self._keeping:
                 orphans = find_orphans(self._join.run_id, [])
-                end_processes(guard.marked(orphans, guard.mark(self._join.life, self._name)), 0.0)
-            self._send(protocol.Gone(self.left))
+                end_processes(guard.marked(orphans, [guard.mark(self._join.life, self._name)]), 0.0)
+            self._head.send(protocol.Gone(self.left))
+
+    def _listen(self) -> None:
+        for descriptor in self._head.filenos:
+            self._selector.register(descriptor, selectors.EVENT_READ, ("head", None))
 
     def _done(self) -> bool:
         if not (self.left and self._leave):
@@ -124,7 +124,7 @@ class NodeAgent:
         self._launcher.close()
         self._memory.close()
         self._selector.close()
-        self._connection.close()
+        self._head.close()
         for watcher in self._parts.values():
             watcher.workers.close()
         return self._monitor.close()
@@ -132,7 +132,7 @@ class NodeAgent:
     # -- one round -------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        timeout_s = 0.0 if self._connection.pending else max(0.0, self._next_due() - time.monotonic())
+        timeout_s = 0.0 if self._head.pending else max(0.0, self._next_due() - time.monotonic())
         for key, _ in self._selector.select(timeout_s):
             kind, watcher = key.data
             if kind == "wake":
@@ -143,13 +143,13 @@ class NodeAgent:
                 self._progress(key.fd, watcher)
             elif kind == "memory":
                 self._memory.heard()
-        for data in self._connection.receive():
-            self._take(data)
+        for said in self._head.receive():
+            self._take(said)
         deque(self._deferred.again(), maxlen=0)
         now = time.monotonic()
         for watcher in list(self._parts.values()):
             for message in watcher.look(now):
-                self._send(message)
+                self._head.send(message)
             if watcher.late:
                 self._part_ended(watcher)
         for descriptor, watcher in list(self._muted.items()):
@@ -161,6 +161,7 @@ class NodeAgent:
         if now >= self._beat_due:
             self._beat_due = now + protocol.BEAT_S
             self._beat(now)
+        self._follow(now)
         self._leave_in_time(now)
 
     def _next_due(self) -> float:
@@ -177,24 +178,28 @@ class NodeAgent:
             self._readings = tuple(
                 protocol.Reading(s.utilisation, s.memory_mib, s.healthy, s.why, s.energy_j) for s in samples
             )
-        if not self._welcome:
-            self._connection.send(self._channel.unnumbered(self._hello()))
-            if now - self._began > HEAD_ANSWERS_WITHIN_S and not self.left:
-                self._go(
-                    f"no answer from the head at {self._join.endpoint} within {HEAD_ANSWERS_WITHIN_S:g} s",
-                    0.0,
-                )
+        self._head.beat(now, protocol.Beat(time.time(), self._readings, self._monitor.age_s))
+        if self.left:
             return
-        beat = protocol.Beat(time.time(), self._readings, self._monitor.age_s)
-        self._connection.send(self._channel.unnumbered(beat))
-        for data in self._channel.resends(now):
-            self._connection.send(data)
-        gone_s = self._connection.gone_s(now)
-        if gone_s > protocol.LOST_HEAD_S and not self.left:
-            self._go("the head is gone", self._join.grace_s)
+        if why := self._head.lost(now):
+            self._go(why, self._join.grace_s)
 
-    def _hello(self) -> protocol.Hello:
+    def _follow(self, now: float) -> None:
+        """Look for another head that leads the run, and tell it what runs here."""
+        filenos = self._head.filenos
+        if self.left or not self._head.follows(now):
+            return
+        for descriptor in filenos:
+            self._selector.unregister(descriptor)
+        self._listen()
+        for order in self._deferred.clear():  # the next head does not know of them, and has them done again
+            if isinstance(order, protocol.Launch):
+                self._launcher.give_up(order.job_id, order.attempt)
+        self._beat_due, self._draining = now, False
+
+    def _hello(self, epoch: int) -> protocol.Hello:
         seen = stat(os.getpid())
+        living = {part: watcher.running() for part, watcher in self._parts.items()}
         return protocol.Hello(
             name=self._name,
             hostname=socket.gethostname(),
@@ -203,40 +208,29 @@ class NodeAgent:
             devices=self._inventory,
             kind=self._devices.kind,
             speed=self._devices.speed,
-            address=address_towards(self._join.endpoint),
+            address=address_towards(self._head.join.endpoint),
             wall=time.time(),
             cores=self._cores,
+            life=self._join.life,
+            epoch=epoch,
+            parts=tuple({**self._head.over, **living}.values()),
         )
-
-    def _send(self, message: protocol.NodeMessage) -> None:
-        if isinstance(message, protocol.Progressed):
-            self._connection.send(self._channel.unnumbered(message))
-        else:
-            self._connection.send(self._channel.numbered(message, time.monotonic()))
 
     # -- what the head says ----------------------------------------------------------------------------
 
-    def _take(self, data: bytes) -> None:
-        try:
-            envelope = protocol.read_to_node(data)
-        except BadInput as error:
-            say(f"dropped a message from the head: {error}")
-            return
-        if not self._channel.take(envelope, time.monotonic()):
-            return
-        body, part = envelope.body, getattr(envelope.body, "part", None)
+    def _take(self, body: protocol.HeadMessage) -> None:
+        part = getattr(body, "part", None)
         ends = isinstance(body, protocol.Signal) and body.number != signal.SIGTSTP
         if ends and isinstance(launch := self._deferred.drop(part), protocol.Launch):
             self._launcher.give_up(launch.job_id, launch.attempt)
-            self._send(protocol.LaunchFailed(launch.part, TOLD_TO_END, transient=True))
+            self._head.send(protocol.LaunchFailed(launch.part, TOLD_TO_END, transient=True))
         elif not self._deferred.takes(part, body):
             self._obey(body)
 
     def _obey(self, message: protocol.HeadMessage) -> None:
         match message:
             case protocol.Welcome():
-                if not self._welcome:
-                    self._welcome, self._beat_due = True, 0.0
+                self._beat_due = 0.0
             case protocol.Launch() as order:
                 self._launch(order)
             case protocol.Signal(part=part, number=number) if part in self._parts:
@@ -261,7 +255,7 @@ class NodeAgent:
     def _launch(self, order: protocol.Launch) -> None:
         if self.left:
             error = f"{self._name}'s node agent leaves: {self.left}"
-            self._send(protocol.LaunchFailed(order.part, error, transient=True, host_fault=True))
+            self._head.send(protocol.LaunchFailed(order.part, error, transient=True, host_fault=True))
             return
         plan, place = plan_from_message(order, self._inventory, self._name)
         if not self._launcher.ready_for(plan):
@@ -272,14 +266,14 @@ class NodeAgent:
         try:
             workers = self._launcher.launch(plan, place)
         except LaunchError as error:
-            self._send(protocol.LaunchFailed(order.part, str(error), error.transient))
+            self._head.send(protocol.LaunchFailed(order.part, str(error), error.transient))
             return
         watcher = self._parts[order.part] = PartWatcher(order, workers, time.monotonic())
         for descriptor in workers.pidfds:
             self._selector.register(descriptor, selectors.EVENT_READ, ("exit", watcher))
         if workers.progress_fd is not None:
             self._selector.register(workers.progress_fd, selectors.EVENT_READ, ("progress", watcher))
-        self._send(protocol.Launched(order.part, workers.port))
+        self._head.send(protocol.Launched(order.part, workers.port))
 
     # -- what workers do -------------------------------------------------------------------------------
 
@@ -297,15 +291,16 @@ class NodeAgent:
             if isinstance(message, End):
                 self._held_back.add(watcher, message)
             else:
-                self._send(message)
+                self._head.send(message)
         self._tell_ends()
 
     def _tell_ends(self) -> None:
         """Tell of ranks that have ended, once their GPUs can be given on; at once where nobody gets them."""
         nobody = self.left or self._told_at or self._draining
         for watcher, message in self._held_back.free(0.0 if nobody else FREE_WITHIN_S):
-            self._send(message)
+            self._head.send(message)
             if isinstance(message, protocol.Exited):
+                self._head.over[message.part] = watcher.running()
                 self._release(watcher)
 
     def _look_after_keepers(self) -> None:
@@ -313,7 +308,7 @@ class NodeAgent:
         keeping = tuple(sorted(self._launcher.keeping()))
         if keeping != self._keeping:
             self._keeping = keeping
-            self._send(protocol.Keeping(keeping))
+            self._head.send(protocol.Keeping(keeping))
 
     def _release(self, watcher: PartWatcher) -> None:
         workers = watcher.workers
@@ -331,7 +326,7 @@ class NodeAgent:
         self._selector.unregister(descriptor)
         messages, more = watcher.progress(time.monotonic())
         for message in messages:
-            self._send(message)
+            self._head.send(message)
         if more:
             self._muted[descriptor] = watcher
 
@@ -340,7 +335,7 @@ class NodeAgent:
 
     def _tell_of_memory(self, line: str) -> None:
         say(f"{self._name}: {line}")
-        self._send(protocol.Said(line))
+        self._head.send(protocol.Said(line))
 
     # -- leaving ---------------------------------------------------------------------------------------
 
@@ -357,8 +352,8 @@ class NodeAgent:
         if not self.left:
             self.left = why
             say(f"{self._name}: leaving: {why}")
-            if self._welcome:
-                self._send(protocol.Leaving(why))  # the head is to start nothing here any more
+            if self._head.welcome:
+                self._head.send(protocol.Leaving(why))  # the head is to start nothing here any more
             if grace_s > 0:
                 for watcher in self._parts.values():
                     watcher.ask_to_save()
@@ -435,7 +430,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show_granted(join, name, os.environ)
             devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
             stack.callback(devices.close)
-            node = NodeAgent(join, name, devices, connection)
+            node = NodeAgent(join, options.join.parent, name, devices, connection)
             try:
                 node.run()
             finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterable
 
 from hpcsched.contract.variables import NODE
 from hpcsched.launch.orphans import Process, end_processes, find_orphans
@@ -24,10 +25,16 @@ def mark(life: str, name: str) -> str:
     return f"{life}:{name}"
 
 
-def marked(processes: list[Process], start: str) -> set[Process]:
-    """The processes whose mark begins with `start`."""
-    wanted = f"{NODE}={start}".encode()
-    return {process for process in processes if any(v.startswith(wanted) for v in _environment(process[0]))}
+def marked(processes: list[Process], marks: Iterable[str] = (), *, life: str | None = None) -> set[Process]:
+    """The processes with one of these marks, or of any host in this life."""
+    wanted, begins = {f"{NODE}={one}".encode() for one in marks}, f"{NODE}={life}:".encode()
+
+    def is_one(pid: int) -> bool:
+        variables = _environment(pid)
+        of_life = life is not None and any(one.startswith(begins) for one in variables)
+        return of_life or not wanted.isdisjoint(variables)
+
+    return {process for process in processes if is_one(process[0])}
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -69,4 +76,4 @@ def _stand_guard(reader: int, run_id: str, name_mark: str) -> None:
         os.dup2(nowhere, descriptor)
     if os.read(reader, 1) == _BYE:
         return
-    end_processes(marked(find_orphans(run_id, []), name_mark), GRACE_S)
+    end_processes(marked(find_orphans(run_id, []), [name_mark]), GRACE_S)

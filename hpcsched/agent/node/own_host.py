@@ -43,12 +43,13 @@ def show_granted(join: Join, name: str, environ: MutableMapping[str, str]) -> No
 
 
 def end_orphans(join: Join, found: Callable[[], None]) -> None:
-    """End the processes that an earlier life left here; those of other agents of this life stay.
+    """End the processes that an earlier life left here; those of other agents of this life stay, and so does
+    what runs on for those of a head before.
 
     `found` is called first if there are any, as that takes time. Raises ConfigError if some cannot be ended.
     """
     all_ours = find_orphans(join.run_id, [])
-    orphans = set(all_ours) - guard.marked(all_ours, join.life)
+    orphans = set(all_ours) - guard.marked(all_ours, join.spared, life=join.life)
     if not orphans:
         return
     found()

@@ -66,6 +66,21 @@ class PartWatcher:
         self.progress_due = now
         """The time to read the progress descriptor again (monotonic clock)."""
 
+    def running(self) -> protocol.Running:
+        """What another head is told of the part."""
+        held = self.workers.held if self._first else None
+        return protocol.Running(
+            order=self.order,
+            port=self.workers.port,
+            living=self._living,
+            attempt=self._attempt,
+            failing=self._failing,
+            catches=self._catches,
+            ready=_read(self._file(files.ready)) if self._first else None,
+            record=_read(self._folder / files.STATE) if self._first else None,
+            held=held,
+        )
+
     @property
     def ready(self) -> bool:
         """Whether the program has said that it can be suspended."""

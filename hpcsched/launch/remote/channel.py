@@ -64,6 +64,11 @@ class MessageChannel:
         return True
 
     @property
+    def unacknowledged(self) -> list[NodeMessage | HeadMessage]:
+        """The numbered messages that the other end has not acknowledged, in order."""
+        return [message for _, message in self._kept]
+
+    @property
     def owes_ack(self) -> bool:
         """Whether the other end waits for an acknowledgement."""
         return self._told != self._heard

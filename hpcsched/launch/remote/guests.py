@@ -63,7 +63,10 @@ class Guests:
         if guest is None:
             if why := self._why_not(message, now):
                 return protocol.SentAway(why)
-            guest = self._guests[message.token] = self._admit(peer, message, now)
+            guest = self._go_on(peer, message, now) if message.names else self._admit(peer, message, now)
+            if guest is None:  # its node agents are being sent away, and it comes again then
+                return protocol.SentAway(LATER)
+            self._guests[message.token] = guest
         guest.heard_at = now
         left_s = message.left_s
         end = now + max(0.0, left_s) if left_s is not None and isfinite(left_s) else None
@@ -100,6 +103,19 @@ class Guests:
             names[host] = name
             self._nodes[name] = RemoteHost(name, guest=True)
         return Guest(message.allocation, names, peer, now)
+
+    def _go_on(self, peer: bytes, message: protocol.Joining, now: float) -> Guest | None:
+        """The guest whose hosts were in the run under the head before, by the names that they had there; None
+        where one of them has not come to this head."""
+        nodes = [self._nodes.get(name) for name in message.names]
+        if len(nodes) != len(message.hosts) or not all(node and node.earlier and node.up for node in nodes):
+            return None
+        return Guest(message.allocation, dict(zip(message.hosts, message.names, strict=True)), peer, now)
+
+    def of(self, token: str) -> tuple[str, ...]:
+        """The hosts of the `hpcsched join` with this token, by their names in the run."""
+        guest = self._guests.get(token)
+        return tuple(guest.names.values()) if guest else ()
 
     def allocation_of(self, host: str) -> str:
         """The allocation that a host has come from, in words."""

@@ -66,6 +66,7 @@ class RemoteHost:
     of its loss, `join_by` the earliest at which it counts as absent, `broke_at` of the break of its
     connection (None while there is one; `closed`: not by silence).
     `end`: when its allocation ends, if that is not the run's; `guest`: it came from another allocation.
+    `earlier`: it was in the run under the head before; its node agent comes by itself, or not at all.
     `leaving`: lost, but its node agent ends its jobs in good order and reports. `gone`: the node agent has
     sent its last message. `releasing`: the batch system is asked to take the host back, or has it; its end
     is no loss then. `fenced`: no process of the run can live there any more. `told_keeping`: the jobs whose
@@ -92,6 +93,7 @@ class RemoteHost:
     fenced: bool = False
     warned: bool = False
     guest: bool = False
+    earlier: bool = False
     end: float | None = None
     parts: dict[int, tuple[RemoteWorkers, AttemptPart]] = field(default_factory=dict)
     told_keeping: frozenset[int] = frozenset()

@@ -69,6 +69,10 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     allocation besides the time to save. `shielded`: the numbers of the signals that the
     batch system sends to every process of the job. `names`: by host its name in the run, where that is
     another one than in its allocation. `head`: the head's host name, pid and start time in clock ticks.
+
+    `epoch` counts the heads of the run: nobody obeys one of a lower number any more. `holds_s`: the time for
+    which workers go on without a head, while another one is waited for. `spared`: the marks (`NODE`) of what
+    runs on for an earlier head's node agents.
     """
 
     life: str
@@ -90,6 +94,9 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     shielded: tuple[int, ...] = ()
     names: dict[str, str] = {}
     head: tuple[str, int, int] | None = None
+    epoch: int = 0
+    holds_s: float = 0.0
+    spared: tuple[str, ...] = ()
     protocol: int = PROTOCOL
 
 
@@ -113,6 +120,18 @@ def newest_join(run_dir: Path) -> Path | None:
         files = [(path.stat().st_mtime, path) for path in run_dir.glob(f"{JOIN_PREFIX}*")]
         return max(files, default=(0.0, None), key=lambda entry: entry[0])[1]
     return None
+
+
+def successor(run_dir: Path, join: Join) -> Join | None:
+    """The keys of a head that leads the run after that of `join`; None: there is none (yet)."""
+    path = newest_join(run_dir)
+    if path is None or path == join_file(run_dir, join.life):
+        return None
+    try:
+        found = read_join(path)
+    except ConfigError:
+        return None
+    return found if found.run_id == join.run_id and found.epoch > join.epoch else None
 
 
 def joined_file(run_dir: Path, life: str, token: str) -> Path:

@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic
 
+import msgspec
+
 from hpcsched.core.model import Device, HostCores
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
@@ -25,13 +27,14 @@ from hpcsched.launch.remote.keys import (
     Join,
     KeyPair,
     join_file,
-    new_life,
+    joined_file,
     this_process,
     write_join,
 )
 from hpcsched.launch.remote.sessions import HeadSessions
 from hpcsched.launch.remote.socket import HeadSocket
 from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
+from hpcsched.launch.remote.survivors import GATHER_S, Survivor, hosts_before, survivors
 from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, part_launches
 
 NO_GPUS = ("replay", "simulated", "cpu")
@@ -62,6 +65,8 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         shielded: signals that the batch system sends to every process of the job.
         joinable: whether hosts of other allocations may join.
         reserve_s: what is kept before the end of an allocation besides the time to save.
+        epoch: the number of this head among those of the run.
+        before: the devices that the head before had, on hosts that may work on without it.
     """
 
     def __init__(
@@ -84,16 +89,20 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         shielded: frozenset[signal.Signals] = frozenset(),
         joinable: bool = False,
         reserve_s: float = 60.0,
+        epoch: int = 0,
+        before: Sequence[Device] = (),
     ) -> None:
         super().__init__((host.name for host in hosts), grace_s=grace_s, say=say, joinable=joinable)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
         self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
         self._shielded, self._serve_on_s, self._notice_s = shielded, serve_on_s, notice_s
-        self._reserve_s = reserve_s
-        self._life = new_life()
-        self._join, self._log = join_file(run_dir, self._life), log or run_dir / "nodes.log"
+        self._reserve_s, self._epoch = reserve_s, epoch
+        self._join, self._log = join_file(run_dir, self.life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
+        self._before = hosts_before(before, self._nodes)
+        self.survivors: list[Survivor] = []
+        """The attempts that run on as they did under the head before."""
         self._next_part = 1
         self._counted: set[str] = set()
         """The hosts whose devices are in the inventory."""
@@ -114,7 +123,9 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         no process is left running then.
         """
         try:
-            self._open()
+            join = self._open()
+            self._gather()
+            self._start_node_agents(join)
             deadline = time.monotonic() + timeout_s
             while True:
                 now = time.monotonic()
@@ -127,11 +138,11 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             self.close()
             raise
 
-    def _open(self) -> None:
+    def _open(self) -> Join:
         server, client = KeyPair.new(), KeyPair.new()
         self._head_socket = HeadSocket(self._address, server, client.public, self._say)
         join = Join(
-            life=self._life,
+            life=self.life,
             run_id=self._run_id,
             endpoint=self._head_socket.endpoint,
             server_key=server.public,
@@ -149,11 +160,44 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             reserve_s=self._reserve_s,
             shielded=tuple(sorted(self._shielded)),
             head=this_process(),
+            epoch=self._epoch,
+            holds_s=self._holds_s,
         )
         write_join(self._join, join)
-        argv = (sys.executable, "-P", "-m", "hpcsched.agent.node", "--join", str(self._join))
+        return join
+
+    def _gather(self) -> None:
+        """Wait for the node agents of the head before; those that do not come are lost."""
+        for host, devices in self._before.items():
+            first = devices[0].index
+            self._nodes[host] = RemoteHost(host, guest=True, earlier=True, first_device=first)
+        earlier = [node for node in self._nodes.values() if node.earlier]
+        self._gathers, until = True, time.monotonic() + GATHER_S
+        while any(node.hello is None for node in earlier) and time.monotonic() < until:
+            self._wait(0.05)
+        for node in earlier:
+            if node.hello is None or len(node.hello.devices) != len(self._before[node.name]):
+                self._lose(node, "it has not come to this head" if node.hello is None else "it has other devices")
+                node.broke_at = node.lost_at
+        self.survivors = survivors(self._nodes, send=self._send, pump=self.pump)
+        parts = [part.order.part for one in self.survivors for group in one.groups for part in group.parts]
+        self._next_part = max(parts, default=0) + 1
+        for one in self.survivors:
+            hosts = dict.fromkeys(part.host for group in one.groups for part in group.parts)
+            self._ran_on.setdefault(one.job_id, {}).update(hosts)
+        self._gathers = False
+
+    def _start_node_agents(self, join: Join) -> None:
+        file = self._join
+        assert self._head_socket is not None
+        if not self._hosts:
+            return
+        if spared := self.spared:
+            file = joined_file(file.parent, self.life, "own")
+            write_join(file, msgspec.structs.replace(join, spared=spared), alone=False)
+        argv = (sys.executable, "-P", "-m", "hpcsched.agent.node", "--join", str(file))
         commands = self._commands_for(self._hosts, argv)
-        names = tuple(self._nodes)
+        names = tuple(node.name for node in self._ours)
         for i, command in enumerate(commands):
             ours = (names[i],) if len(commands) == len(names) else names
             started = NodeAgentCommand(command, ours, self._log, shielded=self._shielded)
@@ -186,10 +230,14 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             self._say(line)
             for node in absent:
                 node.why = "its node agent has not come"
-        devices: list[Device] = []
+        devices = [device for on_host in self._before.values() for device in on_host]
+        here = [node for node in self._nodes.values() if node.earlier and node.up]
         for node in come:
-            devices += _numbered(node, len(devices))
-        self._inventory, self._counted = tuple(devices), {node.name for node in come}
+            devices += _numbered(node, devices[-1].index + 1 if devices else 0)
+        self._inventory, self._counted = tuple(devices), {node.name for node in (*here, *come)}
+        come = [*here, *come]
+        if not come:
+            raise LaunchError("no host has come that the head before had", transient=True)
         self.cores = tuple(cores for node in come for cores in _cores(node))
         first = come[0].hello
         assert first is not None
@@ -213,7 +261,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             if not any(node.talks for node in self._nodes.values()):
                 deadline = min(deadline, time.monotonic() + 1.0)  # for the commands to notice
         ended = end_all(self._commands, 1.0)
-        for file in (self._join, *self._join.parent.glob(f"{JOINED_PREFIX}*")):
+        for file in (self._join, *self._join.parent.glob(f"{JOINED_PREFIX}{self.life}-*")):
             file.unlink(missing_ok=True)
         self._head_socket.close()
         self._head_socket = None
@@ -245,7 +293,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             if node.hello.kind != self.kind:
                 self._say(f"host {node.name} has {node.hello.kind}, and others have {self.kind}")
             self._say(f"host {node.name} has joined the run ({self.guests.allocation_of(node.name)})")
-            devices = _numbered(node, len(self._inventory))
+            devices = _numbered(node, self._inventory[-1].index + 1)
             self._inventory += devices
             found.append((devices, _cores(node)))
         return found

@@ -8,7 +8,7 @@ from hpcsched.core.model import Container, Device, HostCores, PythonEnvironment
 from hpcsched.core.needs import Needs
 from hpcsched.decoding import decode_message
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Raised with every change of a message; both ends must have the same."""
 
 BEAT_S = 1.0
@@ -19,6 +19,11 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 5000
 
 LOST_HEAD_S = 6.0
 """Time without a connection after which a node agent takes the head for gone (chosen)."""
+
+HOLD_S = 60.0
+"""Time for which the workers of a joinable run go on without a head, while the next one is waited for (chosen):
+a head that was killed is known to be gone STALE_AFTER_S after its last snapshot, and starting another takes a
+while on a busy shared filesystem."""
 
 KILL_AFTER_S = 5.0
 """The most time from SIGTERM to SIGKILL for the workers of a node agent that leaves (chosen)."""
@@ -33,13 +38,13 @@ MAX_MESSAGE_BYTES = 64 * 2**20
 """The longest message (chosen)."""
 
 
-def silence_s(grace_s: float) -> float:
+def silence_s(grace_s: float, holds_s: float = 0.0) -> float:
     """Seconds after the break of the head's side of a connection in which all workers of the host end.
 
-    The node agent notices at the latest when its own heartbeats are not answered, tries to come back,
-    gives its workers `grace_s` to save, and kills them.
+    The node agent notices at the latest when its own heartbeats are not answered, tries to come back, waits
+    `holds_s` for another head, gives its workers `grace_s` to save, and kills them.
     """
-    notices_s = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000 + LOST_HEAD_S + BEAT_S
+    notices_s = (HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS) / 1000 + LOST_HEAD_S + holds_s + BEAT_S
     return notices_s + grace_s + min(grace_s, KILL_AFTER_S) + FENCE_SLACK_S
 
 
@@ -62,11 +67,31 @@ class Coming(msgspec.Struct, frozen=True, tag="coming"):
     name: str
 
 
+class Running(msgspec.Struct, frozen=True, kw_only=True):
+    """A part that runs on a host as another head takes over.
+
+    `order` is what started it, on the rendezvous at `port`; `living` of its ranks are left. `attempt` is the
+    one whose answers are awaited. `failing`: one has failed. `ready`, `record` and `held`: the files, where
+    rank 0 is here.
+    """
+
+    order: Launch
+    port: int
+    living: int
+    attempt: int
+    failing: bool = False
+    catches: bool = False
+    ready: bytes | None = None
+    record: bytes | None = None
+    held: bytes | None = None
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     """A node agent asks to join, until it gets a Welcome.
 
     `started` is its start time in clock ticks since boot, `address` its own on the way to the head,
-    `wall` its Unix time.
+    `wall` its Unix time, `life` that of the head that it was started for, `epoch` that of the one that it
+    has followed last, and `parts` are what has run here since.
     """
 
     name: str
@@ -79,6 +104,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
     address: str
     wall: float
     cores: HostCores | None = None
+    life: str = ""
+    epoch: int = 0
+    parts: tuple[Running, ...] = ()
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
@@ -203,12 +231,14 @@ class Joining(msgspec.Struct, frozen=True, tag="joining", kw_only=True):
     BEAT_S.
 
     `allocation` is the allocation in words ("slurm job 12"), `token` the one `hpcsched join` of all, `hosts`
-    their names there. `left_s` are the seconds until it ends (None: it does not, or nobody knows).
+    their names there, and `names` those that an earlier head has given them, whose node agents live on.
+    `left_s` are the seconds until it ends (None: it does not, or nobody knows).
     """
 
     allocation: str
     token: str
     hosts: tuple[str, ...]
+    names: tuple[str, ...] = ()
     left_s: float | None = None
 
 
@@ -248,9 +278,10 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Admitted(msgspec.Struct, frozen=True, tag="admitted"):
-    """The hosts of a Joining may join, under these names, in its order."""
+    """The hosts of a Joining may join, under these names, in its order. `spared`: see `Join`."""
 
     names: tuple[str, ...]
+    spared: tuple[str, ...] = ()
 
 
 class SentAway(msgspec.Struct, frozen=True, tag="away"):

@@ -11,11 +11,14 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from hpcsched.errors import BadInput
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.channel import MessageChannel
 from hpcsched.launch.remote.guests import ENDING, Guests
 from hpcsched.launch.remote.host import FENCE_S, RemoteHost
+from hpcsched.launch.remote.keys import new_life
 from hpcsched.launch.remote.socket import HeadSocket
 from hpcsched.launch.remote.starter import NodeAgentCommand
 from hpcsched.launch.remote.workers import RemoteWorkers
@@ -46,13 +49,14 @@ class HeadSessions:
         names: the hosts that node agents are expected from.
         grace_s: how long workers may take to save when the head has gone.
         say: takes one line that people should see.
-        joinable: whether hosts of other allocations may join.
+        joinable: whether hosts of other allocations may join: those of the head before may go on then.
     """
 
     def __init__(
         self, names: Iterable[str], *, grace_s: float, say: Callable[[str], None], joinable: bool = False
     ) -> None:
         self._nodes: dict[str, RemoteHost] = {name: RemoteHost(name) for name in names}
+        self._holds_s = protocol.HOLD_S if joinable else 0.0
         self._grace_s, self._say = grace_s, say
         self.joinable, self.guests = joinable, Guests(self._nodes, welcome=joinable)
         self._by_peer: dict[bytes, RemoteHost] = {}
@@ -60,7 +64,8 @@ class HeadSessions:
         self._head_socket: HeadSocket | None = None
         self._pumped = self._timers_due = 0.0
         self._stalled_at = float("-inf")
-        self._closing = False
+        self._closing = self._gathers = False
+        self.life = new_life()
         self._said: set[str] = set()
         self.skew_s: dict[str, float] = {}
         """By host: the seconds that its clock is ahead of ours, less the time that a message takes."""
@@ -93,6 +98,17 @@ class HeadSessions:
             self._timers_due = now + TIMER_PERIOD_S
             for node in self._nodes.values():
                 self._timers(node, now)
+
+    @property
+    def silence_s(self) -> float:
+        """See `protocol.silence_s`."""
+        return protocol.silence_s(self._grace_s, self._holds_s)
+
+    @property
+    def spared(self) -> tuple[str, ...]:
+        """The marks (`NODE`) of what runs on for node agents of heads before."""
+        nodes = [node for node in self._nodes.values() if node.earlier and node.up]
+        return tuple(f"{node.hello.life}:{node.name}" for node in nodes if node.hello)
 
     def _wait(self, timeout_s: float) -> None:
         assert self._head_socket is not None
@@ -134,6 +150,8 @@ class HeadSessions:
         assert self._head_socket is not None
         ending = protocol.SentAway(ENDING)
         answer = ending if self._closing else self.guests.take(peer, joining, now)
+        if isinstance(answer, protocol.Admitted):
+            answer = msgspec.structs.replace(answer, spared=self.spared)
         self._head_socket.send(peer, MessageChannel().unnumbered(answer))
 
     def _coming(self, name: str, now: float) -> None:
@@ -144,7 +162,8 @@ class HeadSessions:
 
     def _hello(self, peer: bytes, hello: protocol.Hello, now: float) -> None:
         node = self._nodes.get(hello.name)
-        if node is None or node.why or (node.hello and node.peer != peer):
+        other = node is not None and node.earlier != (hello.life != self.life)
+        if node is None or node.why or other or (node.hello and node.peer != peer):
             known = "has come twice" if node else "is no host of this run"
             if node is None or not node.why:
                 self._say_once(
@@ -153,9 +172,13 @@ class HeadSessions:
             self._dismiss(peer)
             return
         if node.hello is None:
-            node.hello, node.peer, node.heard_at = hello, peer, now
+            node.peer, node.heard_at = peer, now
             self.skew_s[node.name] = hello.wall - time.time()
             self._by_peer[peer] = node
+        if node.hello is None or node.earlier:
+            node.hello = hello
+        if node.earlier and self._gathers:
+            return  # what waits there to be told would be lost before its parts are known
         assert self._head_socket is not None
         self._head_socket.send(peer, node.channel.unnumbered(protocol.Welcome()))
 
@@ -260,8 +283,7 @@ class HeadSessions:
             for data in node.channel.resends(now):
                 self._head_socket.send(node.peer, data)
         elif node.why and not node.fenced:
-            silence_s = protocol.silence_s(self._grace_s)
-            left_s = node.fence(now, may_kill=self._own(node), silence_s=silence_s)
+            left_s = node.fence(now, may_kill=self._own(node), silence_s=self.silence_s)
             if node.fenced:
                 # Only now: what ran there is started again elsewhere.
                 for workers, part in list(node.parts.values()):

@@ -191,6 +191,18 @@ class RemoteWorkers:
             if part is self.parts[0] or part.order.port is not None:
                 self._ask(part)
 
+    def go_on(self, running: Sequence[protocol.Running]) -> None:
+        """Take the parts, in their order, as they run already: another head has had them started."""
+        for part, now in zip(self.parts, running, strict=True):
+            part.asked, part.catches = True, now.catches
+            self.launched(part, now.port)
+            part.living = now.living
+            if now.failing:
+                self.failing(part)
+        first = running[0]
+        self._expected, self.ready = first.attempt, first.ready
+        self.record, self.held = first.record, first.held
+
     @property
     def told_after_s(self) -> float:
         """How many seconds ago the last rank had ended."""

@@ -65,7 +65,8 @@ def saver(hosts: RemoteLauncher[Sample], folder: Path, gpus: tuple[int, ...]) ->
 
 def started(hosts: RemoteLauncher[Sample], name: str = "") -> set[Process]:
     """All that lives of what the node agents have started, or that of one host."""
-    return guard.marked(find_orphans(hosts._run_id, []), guard.mark(hosts._life, name))
+    found = find_orphans(hosts._run_id, [])
+    return guard.marked(found, [guard.mark(hosts.life, name)]) if name else guard.marked(found, life=hosts.life)
 
 
 def agent_pid(hosts: RemoteLauncher[Sample], name: str) -> int:
@@ -111,7 +112,7 @@ def test_a_state_is_made_durable_on_rank_0_s_host(tmp_path: Path, monkeypatch: p
         assert hosts.keeping() == {3}
         keeper = wanted.folder / "keeper"
         pump_until(hosts, lambda: written([keeper]))
-        assert keeper.read_text() == f"{guard.mark(hosts._life, 'b')} 2\n"
+        assert keeper.read_text() == f"{guard.mark(hosts.life, 'b')} 2\n"
         (wanted.folder / "go").touch()
         pump_until(hosts, lambda: not hosts.keeping())
         assert (wanted.folder / "STATE.json").read_text() == "durable"
