@@ -175,20 +175,25 @@ class Effects:
             self_saving=self._resuming.watch(job, workers),
             followed=self._resuming.followed(job),
         )
-        self._watch(attempt, workers)
         here, _, port = workers.where.rpartition(":")
         if job.spec.kind is Kind.COMMAND and plan.per_rank and len(devices) > 1 and here == "127.0.0.1":
             attempt.rendezvous = RendezvousCheck(int(port), len(devices))
-        if workers.progress_fd is not None:
-            attempt.meter = ProgressMeter(workers.progress_fd, speed=self._clock.speed)
-            attempt.watched.add(workers.progress_fd)
-            self._selector.register(workers.progress_fd, EVENT_READ, ("progress", attempt))
-        self._attempts[job.id] = attempt
-        self._launched.add(job.id)
-        self.outputs[job.id] = plan.output
+        self.follow(attempt)
         host, at = devices[0].host, self._clock.now()
         spawned = ev.WorkersSpawned(at=at, processes=workers.processes, host=host, **about)
         return [*self._waiting.over(**about), spawned]
+
+    def follow(self, attempt: WatchedAttempt) -> None:
+        """Watch an attempt that was launched, or that runs on from another agent."""
+        for group in attempt.groups:
+            self._watch(attempt, group)
+        if (descriptor := attempt.workers.progress_fd) is not None:
+            attempt.meter = ProgressMeter(descriptor, speed=self._clock.speed)
+            attempt.watched.add(descriptor)
+            self._selector.register(descriptor, EVENT_READ, ("progress", attempt))
+        self._attempts[attempt.job_id] = attempt
+        self._launched.add(attempt.job_id)
+        self.outputs[attempt.job_id] = attempt.output
 
     def _watch(self, attempt: WatchedAttempt, group: Workers) -> None:
         for descriptor in group.pidfds:

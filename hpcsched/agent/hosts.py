@@ -153,8 +153,13 @@ def node_agents(
     notice_s: float = 0.0,
     joinable: bool = False,
     reserve_s: float = 60.0,
+    epoch: int = 0,
+    before: Sequence[Device] = (),
+    leads: bool = False,
+    words: tuple[str, ...] = (),
 ) -> Hosts:
-    """The devices of all hosts of the allocation, each behind a node agent that is started now.
+    """The devices of all hosts of the allocation, each behind a node agent that is started now, and of those
+    that the agent before had (`before`). `leads`: of those alone.
 
     Raises ConfigError for an interface that is not here, LaunchError when no node agent comes.
     """
@@ -162,7 +167,7 @@ def node_agents(
 
     others = [host.name for host in allocation.hosts if host.name != allocation.here]
     launcher = RemoteLauncher(
-        hosts=allocation.hosts,
+        hosts=() if leads else allocation.hosts,
         commands=batch.on_hosts,
         run_id=run_id,
         run_dir=run_dir,
@@ -178,6 +183,9 @@ def node_agents(
         shielded=allocation.signals_all,
         joinable=joinable,
         reserve_s=reserve_s,
+        epoch=epoch,
+        before=before,
+        words=words,
     )
     launcher.start(JOIN_WITHIN_S)
     for name, ahead_s in launcher.skew_s.items():

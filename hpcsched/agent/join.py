@@ -20,14 +20,16 @@ import msgspec
 from hpcsched.agent.allocation.ending import forced_s
 from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.hosts import JOIN_WITHIN_S
+from hpcsched.agent.next_head import NextHead
 from hpcsched.agent.node.connection import HeadConnection
+from hpcsched.agent.node.link import SELDOM_S
 from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.batch.base import Allocation, BatchSystem, EndReason
 from hpcsched.errors import BadInput, ConfigError, LaunchError, NoSuchRun
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.channel import MessageChannel
 from hpcsched.launch.remote.guests import ENDING, LATER, NOT_JOINABLE, RELEASED
-from hpcsched.launch.remote.keys import Join, joined_file, newest_join, read_join, write_join
+from hpcsched.launch.remote.keys import Join, joined_file, newest_join, read_join, successor, write_join
 from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
 from hpcsched.store.rundir import RunDir, agent_works, last_status
 
@@ -40,6 +42,9 @@ and a shared filesystem takes its time."""
 
 ROUND_S = 0.25
 """The longest wait in a round (chosen)."""
+
+HEAD_LEAVES_S = 60.0
+"""Time that the run's agent gets to leave an allocation whose hosts have left the run (chosen)."""
 
 LEFT_WITHIN_S = 10.0
 """Time that node agents get to leave when they are ended (chosen)."""
@@ -59,7 +64,7 @@ class Parted(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
-    """The arguments of `hpcsched join`.
+    """The arguments of `hpcsched join`. `batch_words`: the options by which an agent finds this allocation.
 
     `devices` None: as the run's agent opens its own. `lasts_s`: the hosts leave after so many seconds at the
     latest (None: when their allocation ends). `wait_s`: how long an agent is waited for that takes them in.
@@ -69,6 +74,7 @@ class JoinRequest:
     devices: str | None = None
     lasts_s: float | None = None
     wait_s: float = 600.0
+    batch_words: tuple[str, ...] = ()
 
 
 def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None]) -> int:
@@ -86,6 +92,8 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
         stack.enter_context(signals_wake(selector, watched))
         end = End(batch, allocation, lasts_s=request.lasts_s, tell=tell)
         stack.callback(end.close)
+        head = NextHead(rundir, token, request.batch_words, tell)
+        stack.callback(head.end)
         until = time.monotonic() + request.wait_s
         while True:
             path = _wait_for_agent(rundir, until, end, selector, tell)
@@ -98,9 +106,13 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
                     raise
                 end.heard(selector, LOOK_EVERY_S)  # the agent has just ended, and its file with it
                 continue
-            guest = Membership(rundir, keys, batch, allocation, request.devices, end, selector, tell, token)
+            guest = Membership(
+                rundir, keys, batch, allocation, request.devices, end, selector, tell, token, head
+            )
             with contextlib.closing(guest):
                 parted = guest.serve()
+            if parted is not Parted.LOST:
+                _let_head_leave(head, end, selector)
             if parted is Parted.NEVER_CAME:
                 return 1
             if parted in (Parted.OVER, Parted.LEFT):
@@ -112,6 +124,14 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
                 where = f"the agent of the run in {rundir.root} at {keys.endpoint}"
                 raise LaunchError(f"{where} has not answered within {request.wait_s:g} s", transient=True)
             end.heard(selector, LOOK_EVERY_S)
+
+
+def _let_head_leave(head: NextHead, end: End, selector: selectors.BaseSelector) -> None:
+    """Wait for the end of the run's agent, if it is in this allocation: it leaves the run to another one when
+    none of its hosts is left here."""
+    until = time.monotonic() + HEAD_LEAVES_S
+    while head.leads and time.monotonic() < until and end.left_s() > 0 and end.interrupts < 2:
+        end.heard(selector, ROUND_S)
 
 
 def _wait_for_agent(
@@ -239,7 +259,9 @@ class Membership:
         selector: selectors.BaseSelector,
         tell: Callable[[str], None],
         token: str,
+        head: NextHead,
     ) -> None:
+        self._head, self._names, self._look_due = head, tuple[str, ...](), 0.0
         self._rundir, self._batch, self._allocation = rundir, batch, allocation
         self._devices, self._end, self._selector, self._tell = devices, end, selector, tell
         self._join, self._token = keys, token
@@ -247,16 +269,37 @@ class Membership:
         cluster = f" of {allocation.cluster}" if allocation.cluster else ""
         here = f"process {os.getpid()} on {os.uname().nodename}"
         self._name = f"{allocation.kind} job {allocation.id}{cluster}" if allocation.id else here
-        self._connection = HeadConnection(self._join, f"join {token}")
-        for descriptor in self._connection.filenos:
-            selector.register(descriptor, selectors.EVENT_READ, ("head", None))
-        self._channel = MessageChannel()
+        self._connect()
         self._file = joined_file(rundir.root, self._join.life, token)
         self._log = rundir.root / "nodes.log"
         self._commands: list[NodeAgentCommand] = []
         self._admitted = False
         self._answer: Parted | None = None
         self._beat_due = 0.0
+
+    def _connect(self) -> None:
+        self._connection = HeadConnection(self._join, f"join {self._token}")
+        for descriptor in self._connection.filenos:
+            self._selector.register(descriptor, selectors.EVENT_READ, ("head", None))
+        self._channel = MessageChannel()
+
+    def _disconnect(self, flush_ms: int = 1000) -> None:
+        for descriptor in self._connection.filenos:
+            self._selector.unregister(descriptor)
+        self._connection.close(flush_ms)
+
+    def _follow(self, now: float, gone_s: float) -> None:
+        """Go over to the next agent of the run, and see to it that there is one: our node agents do so
+        too."""
+        if now < self._look_due:
+            return
+        self._look_due = now + (LOOK_EVERY_S if gone_s else SELDOM_S)
+        if found := successor(self._rundir.root, self._join):
+            self._disconnect(0)
+            self._join = found
+            self._connect()
+        elif gone_s and self._join.holds_s and self._end.left_s() > self._end.reserve_s:
+            self._head.look(self._join)
 
     def serve(self) -> Parted:
         """Stay until the hosts leave the run, or its agent is gone."""
@@ -271,6 +314,7 @@ class Membership:
                     allocation=self._name,
                     token=self._token,
                     hosts=hosts,
+                    names=self._names,
                     left_s=None if left_s == inf else max(0.0, left_s),
                 )
                 self._connection.send(self._channel.unnumbered(joining))
@@ -286,7 +330,9 @@ class Membership:
             if self._end.interrupts > 1:
                 return Parted.LEFT  # what runs here is killed
             gone_s = self._connection.gone_s(now)
-            if not self._admitted and (gone_s > protocol.LOST_HEAD_S or now - began > JOIN_WITHIN_S):
+            if self._admitted:
+                self._follow(now, gone_s)
+            elif gone_s > protocol.LOST_HEAD_S or now - began > JOIN_WITHIN_S:
                 return Parted.UNREACHED
             pending = 0.0 if self._connection.pending else ROUND_S
             self._end.heard(self._selector, pending)
@@ -304,13 +350,15 @@ class Membership:
                 self._answer = Parted.LEFT
             case protocol.SentAway(why=why) if not self._admitted:
                 raise ConfigError(where=str(self._rundir.root), got=why, accepted="a run that takes them in")
-            case protocol.Admitted(names=names) if not self._admitted:
+            case protocol.Admitted(names=names, spared=spared) if not self._admitted:
                 if len(names) != len(self._allocation.hosts):
                     raise LaunchError("the run's agent counts other hosts than there are", transient=False)
                 self._admitted = self._end.lent = True
-                self._start(dict(zip((host.name for host in self._allocation.hosts), names, strict=True)))
+                self._names = names
+                by_host = zip((host.name for host in self._allocation.hosts), names, strict=True)
+                self._start(dict(by_host), spared)
 
-    def _start(self, names: dict[str, str]) -> None:
+    def _start(self, names: dict[str, str], spared: tuple[str, ...]) -> None:
         """Start a node agent on each host, which joins by itself."""
         allocation = self._allocation
         write_join(
@@ -319,6 +367,7 @@ class Membership:
                 self._join,
                 hosts=tuple(names),
                 names=names,
+                spared=spared,
                 cpus={names[host.name]: host.cpus for host in allocation.hosts if host.cpus},
                 gpus={names[host.name]: host.gpus for host in allocation.hosts if host.gpus is not None},
                 devices=self._devices or self._join.devices,
@@ -353,7 +402,5 @@ class Membership:
         end_all(self._commands, LEFT_WITHIN_S)
         for command in self._commands:
             command.close()
-        for descriptor in self._connection.filenos:
-            self._selector.unregister(descriptor)
-        self._connection.close()
+        self._disconnect()
         self._file.unlink(missing_ok=True)

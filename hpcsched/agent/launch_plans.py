@@ -6,11 +6,11 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpcsched.contract import files
+from hpcsched.contract import files, variables
 from hpcsched.contract.seats import Seat
 from hpcsched.core.actions import Launch, Resize
 from hpcsched.core.jobs import Job
@@ -42,7 +42,8 @@ class Site:
     layer profile of a model on a type of device, in its JSON form, where there is one. `checkpoints`: a
     directory for checkpoints, with a folder for each run and job; None: the job's folder in the run
     directory. `environment`: the Python environment of jobs that name none. `arrays` gives the id of each
-    array's first job.
+    array's first job. `store_keys`: what the keys of the rendezvous begin with of jobs whose ranks were
+    started by another agent.
     """
 
     rundir: RunDir
@@ -54,6 +55,7 @@ class Site:
     environment: PythonEnvironment | None = None
     layers: FindLayers = lambda model, device: None
     arrays: Callable[[], Mapping[str, int]] = dict
+    store_keys: Mapping[int, str] = field(default_factory=dict)
 
     def checkpoints_of(self, job_id: int) -> Path:
         """The folder of a job's checkpoints."""
@@ -169,7 +171,7 @@ def joining_plan(
     Like the other ranks they are told all devices of the attempt, in rank order.
     """
     attempt = action.attempt + 1
-    return plan_attempt(
+    plan = plan_attempt(
         job.spec,
         job_id=job.id,
         attempt=attempt,
@@ -186,6 +188,9 @@ def joining_plan(
         first_rank=staying,
         joins=where,
     )
+    if (key := site.store_keys.get(job.id)) is None:
+        return plan
+    return replace(plan, env={**plan.env, variables.STORE_KEY: key})
 
 
 def _lane(job: Job, shared: bool) -> str | None:

@@ -45,6 +45,11 @@ class LifeResult:
     """Why commands were refused that had waited for this agent, such as submits of jobs that do not fit."""
 
     @property
+    def moved(self) -> bool:
+        """Whether the run is led by another agent now."""
+        return self.outcome is RunOutcome.MOVED
+
+    @property
     def downtime_s(self) -> float:
         """Real seconds between the lives of the run's agents."""
         lives = self.machine.run.lives
@@ -63,7 +68,7 @@ class LifeResult:
         """
         if self.killed:
             return 128 + signal.SIGINT
-        if self.outcome is RunOutcome.STOPPED and not self.machine.run.finished:
+        if self.outcome is not RunOutcome.FINISHED and not self.machine.run.finished:
             return WORK_LEFT
         failed = any(job.state.failed for job in self.machine.run.jobs.values())
         idle = attempts_made(self.machine) == self.attempts_before

@@ -51,6 +51,8 @@ class RunOutcome(StrEnum):
 
     FINISHED = "FINISHED"
     STOPPED = "STOPPED"
+    MOVED = "MOVED"
+    """Another agent takes the run over (no state of the run)."""
 
 
 class Agent:
@@ -95,6 +97,9 @@ class Agent:
                 gc.freeze()  # a full collection that walks a long queue stops the loop for 50 ms
                 while not self._over():
                     self._wait()
+                if self._moves():
+                    self._write_snapshot("RUNNING", durable=True)
+                    return RunOutcome.MOVED
                 outcome = RunOutcome.FINISHED if self._machine.run.finished else RunOutcome.STOPPED
             except StoreError as error:
                 raise self._give_up(error) from error
@@ -111,7 +116,12 @@ class Agent:
             if void.kind == "JobsSubmitted":
                 raise HpcschedError(f"these jobs cannot be taken in: {void.error}")
 
+    def _moves(self) -> bool:
+        return not self._machine.run.finished and self._r.moving is not None and self._r.moving.due()
+
     def _over(self) -> bool:
+        if self._moves():
+            return True
         machine, staying = self._machine, self._r.staying
         stuck = machine.stuck
         if not stuck and not machine.run.finished:
@@ -162,7 +172,7 @@ class Agent:
             elif key.data[0] != "hosts":
                 events += self._r.effects.on_readable(key)
         self._pump()
-        events += self._r.ending.events()
+        events += self._of_the_end(self._r.ending.events())
         events += self._r.effects.collect()
         events += self._r.gpu_watch.look(self._clock.now(), events)
         events += self._r.shared_use.look(self._clock.now())
@@ -189,9 +199,8 @@ class Agent:
     def _timeout_s(self) -> float:
         now = time.monotonic()
         wait_s = min(self._r.effects.wait_s(), max(0.0, self._inbox_due - now))
-        if self._machine.run.changed:
-            wait_s = min(wait_s, max(0.0, self._snapshot_due - now))
-        return wait_s
+        due_s = max(0.0, self._snapshot_due - now)
+        return min(wait_s, due_s) if self._machine.run.changed else wait_s
 
     def _process(self, events: list[ev.Event]) -> list[ev.EventVoided]:
         """Journal, then handle, then act; what acting tells at once is handled too. Returns what of all that
@@ -240,6 +249,11 @@ class Agent:
 
     # --- the allocation ---------------------------------------------------------------------
 
+    def _of_the_end(self, events: list[ev.Event]) -> list[ev.Event]:
+        """What the end of this allocation means to the run."""
+        moving = self._r.moving
+        return [*moving.instead(events), *moving.events()] if moving else events
+
     def _pump(self) -> None:
         if self._r.hosts:
             self._r.hosts.pump()
@@ -264,9 +278,8 @@ class Agent:
         SIGUSR1 wakes the loop up, as workers send it when they have saved; where none was asked to,
         it is taken for a warning too. SIGCONT, which Slurm adds to others, means nothing.
         """
-        watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup leaves it
-            watched.append(signal.SIGHUP)
+        hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # as nohup leaves it
+        watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *[signal.SIGHUP] * hangs_up]
         return signals_wake(self._r.selector, watched)
 
     def _signalled(self, descriptor: int) -> list[ev.Event]:
@@ -277,11 +290,11 @@ class Agent:
             case signal.SIGINT | signal.SIGTERM | signal.SIGHUP:
                 return self._asked_to_stop(number)
             case signal.SIGUSR2 if number in self._r.ends_by and self._r.ending.in_batch:
-                return self._r.ending.told_to_end(number.name)
+                return self._of_the_end(self._r.ending.told_to_end(number.name))
             case signal.SIGUSR2:
-                return self._r.ending.warned(number.name)
+                return self._of_the_end(self._r.ending.warned(number.name))
             case signal.SIGUSR1 if self._r.ending.in_batch and not self._anyone_speaks():
-                return self._r.ending.warned(number.name, sure=False)
+                return self._of_the_end(self._r.ending.warned(number.name, sure=False))
         return []
 
     def _anyone_speaks(self) -> bool:
@@ -306,7 +319,7 @@ class Agent:
                 self._tell(f"{number.name} to the whole job: saving all jobs, then stopping")
                 cause = f"{number.name} to the whole job"
                 events.append(ev.DrainRequested(at=self._clock.now(), cause=cause))
-            return events
+            return self._of_the_end(events)
         if self._machine.deadline.draining:
             if self._interrupts == 1 and number is signal.SIGINT:
                 self._tell("SIGINT: already saving; interrupt again to kill all jobs")
@@ -399,6 +412,8 @@ class Agent:
                 self._snapshot_due = now + MIN_SNAPSHOT_PERIOD_S
                 return
         self._snapshot_at = now
+        if not self._r.leads():
+            raise StoreError("another agent leads the run: this one was thought to be dead")
         self._r.ending.show()
         self._write_snapshot("DRAINING" if self._machine.deadline.draining else "RUNNING")
         cost_s = time.monotonic() - now

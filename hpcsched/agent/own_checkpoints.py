@@ -106,6 +106,10 @@ class OwnCheckpoints:
         """When the job began, on the run's clock, as far as that is known."""
         return self._record.began_s
 
+    def runs_on(self) -> None:
+        """The program was started by an agent before this one: what is there now may not be whole."""
+        self._looked = True
+
     def begin(self, *, anew: bool, at_s: float) -> None:
         """Look before a launch at `at_s` on the run's clock. `anew`: the job has saved nothing yet, whatever
         is there. Raises StoreError if that cannot be put on record."""

@@ -6,13 +6,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcsched import mechanisms
 from hpcsched.agent.attempts import read_record
 from hpcsched.agent.job_folder import is_aside
+from hpcsched.agent.node.guard import marked
 from hpcsched.agent.resuming import Search, own_checkpoints
 from hpcsched.contract import files, variables
 from hpcsched.core.jobs import Job
@@ -40,9 +41,12 @@ class Recovered(NamedTuple):
     commands: set[str]
 
 
-def open_run(rundir: RunDir, make_policy: PolicyMaker) -> Recovered:
-    """Replay the journal, cut a torn tail off, and open it for writing."""
+def open_run(rundir: RunDir, make_policy: PolicyMaker, *, detach: bool = False) -> Recovered:
+    """Replay the journal, cut a torn tail off, and open it for writing. `detach`: an agent on another host
+    may still have it open."""
     mechanisms.load()
+    if detach and rundir.journal.exists():
+        journal.detach(rundir.journal)
     if not rundir.journal.exists():
         return Recovered(Machine(make_policy), journal.Journal(rundir.journal), set())
     machine, length, records, commands = replay(rundir.journal, make_policy)
@@ -96,8 +100,10 @@ def end_orphans(
     grace_s: float,
     hosts: int,
     left: dict[int, Left] | None = None,
+    spared: Collection[str] = (),
 ) -> int:
-    """End the processes that an earlier agent left on this host, SIGTERM first; returns their number.
+    """End the processes that an earlier agent left on this host, SIGTERM first; returns their number. Those
+    with one of the marks in `spared` run on for node agents.
 
     Programs that save by themselves are asked to by their own signal before; how each job's have ended is put
     into `left`, by job id. Processes are found by the journal and by the run's id (of run.json,
@@ -122,6 +128,7 @@ def end_orphans(
         )
     else:
         orphans = living_processes(rundir, None, known)
+    orphans = sorted({*orphans} - marked(orphans, spared)) if spared else orphans
     now, living = time.time(), {*orphans}
     saving, killed = _asked_to_save(machine, orphans, grace_s), list[Process]()
     stay = end_processes(orphans, grace_s, killed=killed) if orphans else []

@@ -24,6 +24,17 @@ FindShared = Callable[[str], Sequence[SharedUse]]
 """Gives what was seen of models that share devices of this type."""
 
 
+@dataclass(frozen=True, slots=True)
+class Leads:
+    """An agent that takes a run over from another one, in an allocation whose hosts a `hpcsched join` lends.
+
+    `token` is that command's, `epoch` the agent's number, which it has claimed.
+    """
+
+    token: str
+    epoch: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """The arguments of `hpcsched run`.
@@ -41,7 +52,8 @@ class RunRequest:
     `retry`: all that failed run again. `comes_back` is how the run is to go on in another allocation:
     "requeue", "chain" or "". `mps`: jobs may share GPUs by NVIDIA's MPS. `poll_s`: the shortest period, in
     seconds, at which the batch system is asked regularly; None: as the watch's own rules say.
-    `records`: the site's folder of records. `share`: the group, by id, that may watch it.
+    `records`: the site's folder of records. `share`: the group, by id, that may watch it. `leads`: the agent
+    has no hosts of its own. `words`: the options with which another agent takes the run over.
     """
 
     dir: Path
@@ -73,3 +85,5 @@ class RunRequest:
     poll_s: float | None = None
     records: Path | None = None
     share: int | None = None
+    leads: Leads | None = None
+    words: tuple[str, ...] = ()

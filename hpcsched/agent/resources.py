@@ -24,6 +24,7 @@ from hpcsched.store.journal import Journal
 from hpcsched.store.snapshot import SnapshotWriter
 
 if TYPE_CHECKING:
+    from hpcsched.agent.allocation.moving import Moving
     from hpcsched.agent.host_changes import HostChanges
 
 
@@ -72,7 +73,8 @@ class Resources:
     """The resources of an agent; the caller that made them closes them.
 
     `hosts` are there where node agents run the jobs, `source` where jobs lead to others. `ends_by` and
-    `signals_all`: see `Allocation`. `alongside` is called each round, with the time on the run's clock.
+    `signals_all`: see `Allocation`. `leads` says whether no other agent has taken the run over. `alongside`
+    is called each round, with the time on the run's clock.
     """
 
     machine: Machine
@@ -92,5 +94,7 @@ class Resources:
     signals_all: frozenset[signal.Signals] = frozenset()
     hosts: NodeAgents | None = None
     host_changes: HostChanges | None = None
+    moving: Moving | None = None
+    leads: Callable[[], bool] = lambda: True
     source: FindJobs | None = None
     alongside: Sequence[Callable[[float], None]] = ()

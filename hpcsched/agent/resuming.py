@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hpcsched.agent.attempts import WatchedAttempt
 from hpcsched.agent.followed import Followed
 from hpcsched.agent.launch_plans import Site
 from hpcsched.agent.own_checkpoints import OwnCheckpoints
@@ -188,19 +189,42 @@ class Resuming:
         reader = self._progress.pop(job.id, None)
         return Followed(reader) if reader else None
 
+    def runs_on(self, job: Job, attempt: WatchedAttempt, cwd: Path) -> None:
+        """Watch an attempt that runs on from another agent as far as its job is watched from outside."""
+        began = time.time() - (time.monotonic() - attempt.began)
+        reader, restart = progress_of(job.spec, cwd, attempt.output, since=began), job.spec.restart
+        if restart is None:
+            attempt.followed = Followed(reader) if reader else None
+            return
+        checkpoints = own_checkpoints(job, restart, self._site.rundir.job(job.id))
+        checkpoints.runs_on()
+        attempt.self_saving = self._watched(job, restart, checkpoints, attempt.workers, reader)
+
+    def _watched(
+        self,
+        job: Job,
+        restart: Restart,
+        checkpoints: OwnCheckpoints,
+        workers: Workers,
+        progress: Reader | None,
+        *,
+        gone: bool = False,
+    ) -> SelfSaving:
+        values = {"checkpoint_dir": str(self._site.checkpoints_of(job.id)), "job_id": str(job.id)}
+        restart = replace(restart, suspend_command=filled(restart.suspend_command, values))
+        launcher = launcher_of(job.spec.command) is not None
+        return SelfSaving(restart, checkpoints, workers, progress, launcher=launcher, gone=gone)
+
     def watch(self, job: Job, workers: Workers) -> SelfSaving | None:
         """Watch an attempt that was launched; None for one that keeps to the contract alone."""
         _, search = self._searches.pop(job.id, (0, None))
         restart = job.spec.restart
         if restart is None or search is None:
             return None
-        values = {"checkpoint_dir": str(self._site.checkpoints_of(job.id)), "job_id": str(job.id)}
-        restart = replace(restart, suspend_command=filled(restart.suspend_command, values))
-        launcher = launcher_of(job.spec.command) is not None
         gone = job.saves_by_itself and job.saved_step is not None
         gone = gone and not (search.checkpoints.newest or search.checkpoints.outside)
         progress = self._progress.pop(job.id, None)
-        return SelfSaving(restart, search.checkpoints, workers, progress, launcher=launcher, gone=gone)
+        return self._watched(job, restart, search.checkpoints, workers, progress, gone=gone)
 
 
 def _cannot_tell_apart(restart: Restart, other: Places, pattern: str) -> str:

@@ -10,14 +10,17 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import msgspec
+
 import hpcsched
 from hpcsched.accounts import user_name
-from hpcsched.agent.admission import Admission, JobEdits
 from hpcsched.agent.allocation.ending import AllocationEnd, on_run_clock
+from hpcsched.agent.allocation.moving import Moving
 from hpcsched.agent.allocation.release import HostReleases, release_after_s
 from hpcsched.agent.allocation.requeue import RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
@@ -50,20 +53,21 @@ from hpcsched.agent.recovery import (
     seen_steps,
 )
 from hpcsched.agent.request import FindParallel, FindProfiles, FindShared, RunRequest
+from hpcsched.agent.requested_jobs import admission_for, edits_of, submitted
 from hpcsched.agent.resources import Observer, Resources
 from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.agent.shared_use import SharedUseMeter
 from hpcsched.agent.staying import Staying
-from hpcsched.agent.watched import is_watched, open_to
+from hpcsched.agent.taking_over import TakenOver, clock_at, devices_before, is_joinable, take_over
+from hpcsched.agent.watched import open_to
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
-from hpcsched.core.mechanisms.cpu.cores import most_cores
-from hpcsched.core.model import JobSpec
 from hpcsched.dialects import what_was_recognised
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
 from hpcsched.store.device_use import UseRecord
+from hpcsched.store.heads import claim_number, leads
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
@@ -92,13 +96,14 @@ def run(
     with contextlib.ExitStack() as stack:
         # Its warnings would end us while the loop does not listen; the end time is followed anyway.
         stack.enter_context(ignoring_signals(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
-        several = len(allocation.hosts) > 1 or allocation.here is None or request.joinable
+        joinable = request.joinable or is_joinable(rundir)
+        several = len(allocation.hosts) > 1 or allocation.here is None or joinable
         hosts = None if several else _here(request, allocation)
         if hosts:
             stack.callback(hosts.close)
             if not rundir.begun:
                 # Bad input leaves nothing behind.
-                _submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel, find_shared)
+                submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel, find_shared)
         rundir.make(share=None if rundir.begun else request.share)
         stack.callback(take_run_lock(rundir, resume=request.resume).release)
         begun = rundir.begun
@@ -108,14 +113,20 @@ def run(
         refuse_lost_journal(rundir)
         rundir.sweep()
         before = rundir.read_record() if rundir.begun else None
-        machine, journal, commands = open_run(rundir, make_policy)
+        epoch = request.leads.epoch if request.leads else claim_number(rundir) if joinable else 0
+        machine, journal, commands = open_run(rundir, make_policy, detach=joinable)
         stack.callback(journal.close)
         if begun and request.share is not None:
             open_to(rundir, request.share)
         standing, attempts_before = RunProgress.of(machine), attempts_made(machine)
         count = max(1, len(allocation.hosts))
         left = dict[int, Left]()
-        end_orphans(rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count, left=left)
+        orphans = partial(
+            end_orphans, rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count, left=left
+        )
+        earlier = devices_before(rundir, machine, before)
+        if not earlier:
+            orphans()
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
 
@@ -135,11 +146,17 @@ def run(
                 say=say,
                 standbys=request.standbys,
                 cpus_per_gpu=request.cpus_per_gpu,
-                joinable=request.joinable,
+                joinable=joinable,
                 reserve_s=request.margin_s,
+                epoch=epoch,
+                before=earlier,
+                leads=request.leads is not None,
+                words=request.words,
                 **node_agent_times(batch, allocation),
             )
             stack.callback(hosts.close)
+        if earlier and hosts.remote:
+            orphans(spared=hosts.remote.spared)
         policy, options = _policy(request, machine)
         record = RunRecord(
             id=run_id,
@@ -154,37 +171,13 @@ def run(
             environment=request.environment,
             checkpoints=str(request.checkpoints or ""),
             python=platform.python_version(),
+            joinable=joinable,
+            epoch=epoch,
         )
-        new_jobs = _submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
-        admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared, request)
-        edits = _edits(request, machine, admission, hosts)
+        new_jobs = submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
+        admission = admission_for(machine, hosts, find_profiles, find_parallel, find_shared, request)
+        edits = edits_of(request, machine, admission, hosts)
         unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
-        clock = RunClock(at=machine.run.now, speed=hosts.speed)
-        started = ev.AgentStarted(
-            **machine.decides_by,
-            at=machine.run.now,
-            wall=time.time(),
-            devices=hosts.inventory,
-            policy=policy,
-            policy_options=options,
-            grace_s=request.grace_s * hosts.speed,
-            saved_steps=saved_steps(rundir, machine, left=left, say=say),
-            profiles=(*admission.better_profiles(), *edits.profiles),
-            parallel=admission.parallel([*unfinished, *edits.updated.values()]),
-            deadline=on_run_clock(clock, allocation.deadline),
-            reserve_s=request.margin_s * hosts.speed,
-            cores=hosts.cores,
-            seen_steps=seen_steps(rundir, machine),
-            updated=edits.updated,
-            kept=edits.kept,
-            again=edits.again,
-            run_id=run_id,
-            release_after_s=release_after_s(
-                request.release_idle_s, batch, allocation, hosts.speed, say, joinable=request.joinable
-            ),
-            stays=allocation.here or "",
-            reads_inbox=bool(Inbox.waiting(rundir)),
-        )
         site = Site(
             rundir=rundir,
             run_id=record.id,
@@ -195,6 +188,40 @@ def run(
             environment=request.environment,
             layers=find_layers,
             arrays=lambda: machine.run.arrays,
+        )
+        taken = TakenOver()
+        if earlier and hosts.remote:
+            taken = take_over(machine, hosts.remote, site, grace_s=request.grace_s, say=say)
+            site = replace(site, store_keys=taken.store_keys)
+        now = clock_at(machine, hosts.speed) if taken.adopted else machine.run.now
+        clock = RunClock(at=now, speed=hosts.speed)
+        started = ev.AgentStarted(
+            **machine.decides_by,
+            at=now,
+            wall=time.time(),
+            devices=hosts.inventory,
+            policy=policy,
+            policy_options=options,
+            grace_s=request.grace_s * hosts.speed,
+            saved_steps=saved_steps(rundir, machine, left=left, say=say),
+            profiles=(*admission.better_profiles(), *edits.profiles),
+            parallel=admission.parallel([*unfinished, *edits.updated.values()]),
+            deadline=None if request.leads else on_run_clock(clock, allocation.deadline),
+            reserve_s=request.margin_s * hosts.speed,
+            cores=hosts.cores,
+            seen_steps=seen_steps(rundir, machine),
+            updated=edits.updated,
+            kept=edits.kept,
+            again=edits.again,
+            run_id=run_id,
+            release_after_s=release_after_s(
+                request.release_idle_s, batch, allocation, hosts.speed, say, joinable=joinable
+            ),
+            stays="" if request.leads else allocation.here or "",
+            reads_inbox=bool(Inbox.waiting(rundir)),
+            adopted=tuple(attempt.job_id for attempt in taken.adopted),
+            unsure={job_id: now + left_s * hosts.speed for job_id, left_s in taken.unsure_s.items()},
+            epoch=epoch,
         )
         for line in put_unknown_jobs_aside(rundir, machine, site.checkpoints_of):
             say(line)
@@ -233,8 +260,10 @@ def run(
             memory=memory,
             releases=HostReleases(batch, hosts.remote, tell=say) if hosts.remote else None,
         )
+        for attempt in taken.adopted:
+            effects.follow(attempt)
         watch = None
-        if allocation.kind != "none":
+        if allocation.kind != "none" and not request.leads:
             watch = AllocationWatch(
                 batch,
                 at_once=allocation.deadline is None,
@@ -247,9 +276,14 @@ def run(
             machine,
             clock,
             watch=watch,
+            at=started.deadline,
             tell=say,
             publish=lambda deadline: setattr(snapshot, "deadline", deadline),
         )
+        moving = None
+        if joinable and hosts.remote:
+            token = request.leads.token if request.leads else ""
+            moving = Moving(hosts.remote, machine, clock, ending, token=token, tell=say)
         shared_use = SharedUseMeter(
             machine,
             gpu_watch.sample,
@@ -274,6 +308,8 @@ def run(
             signals_all=allocation.signals_all,
             hosts=hosts.remote,
             host_changes=HostChanges(hosts.remote, machine, clock) if hosts.remote else None,
+            moving=moving,
+            leads=partial(leads, rundir, epoch) if joinable else lambda: True,
             source=request.source,
             alongside=alongside(
                 site,
@@ -295,8 +331,8 @@ def run(
             say(note)
         for job_id, what in edits.said.items():
             say(f"job {machine.run.jobs[job_id].spec.name}: {what}")
-        submitted = (event.jobs for event in new_jobs if isinstance(event, ev.JobsSubmitted))
-        for line in what_was_recognised(spec for jobs in submitted for spec in jobs):
+        came = (event.jobs for event in new_jobs if isinstance(event, ev.JobsSubmitted))
+        for line in what_was_recognised(spec for jobs in came for spec in jobs):
             say(line)
         for line in compute_modes(hosts.inventory).values():
             say(line)
@@ -310,7 +346,11 @@ def run(
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
             outcome = agent.run([started, *prohibited(hosts.inventory, started.at), *new_jobs])
-            if outcome is RunOutcome.STOPPED:
+            if outcome is RunOutcome.MOVED and hosts.remote:
+                hosts.remote.moves = True
+                rundir.write_record(msgspec.structs.replace(record, left=True))
+                say("this agent leaves the run to another allocation")
+            if outcome is not RunOutcome.FINISHED:
                 # From here on the batch system's signals would only keep us from coming back.
                 for number in allocation.ends_by:
                     signal.signal(number, signal.SIG_IGN)
@@ -351,72 +391,6 @@ def described(allocation: Allocation) -> dict[str, str | None]:
 def _here(request: RunRequest, allocation: Allocation) -> Hosts:
     standbys, cpus_per_gpu = request.standbys, request.cpus_per_gpu
     return this_host(request.devices, allocation, standbys=standbys, cpus_per_gpu=cpus_per_gpu)
-
-
-def _admission(
-    machine: Machine,
-    hosts: Hosts,
-    find_profiles: FindProfiles,
-    find_parallel: FindParallel,
-    find_shared: FindShared,
-    request: RunRequest,
-) -> Admission:
-    sizes = (device.memory_mib for device in hosts.inventory)
-    return Admission(
-        machine=machine,
-        find_profiles=lambda models: find_profiles(models, hosts.kind),
-        find_parallel=find_parallel,
-        find_shared=lambda: find_shared(hosts.kind),
-        stand_ins=hosts.stand_ins,
-        hosts=hosts.granted,  # a job for more than have come waits for an allocation in which they do
-        cores=most_cores(hosts.cores, hosts.inventory),
-        memory_mib=max((size for size in sizes if size is not None), default=None),
-        devices=hosts.inventory,
-        host_cores=hosts.cores,
-        joinable=hosts.remote is not None and hosts.remote.joinable,
-        mps=request.mps,
-        watched=is_watched(RunDir(request.dir), request.share),
-    )
-
-
-def _submitted(
-    request: RunRequest,
-    machine: Machine,
-    hosts: Hosts,
-    find_profiles: FindProfiles,
-    find_parallel: FindParallel,
-    find_shared: FindShared,
-) -> list[ev.Event]:
-    """What brings the order's jobs in that the run does not have yet; raises ConfigError."""
-    new = [job for job in request.jobs if job.name not in machine.run.by_name]
-    _check_environments(request, new, hosts)
-    if not new:
-        return []
-    admission = _admission(machine, hosts, find_profiles, find_parallel, find_shared, request)
-    return admission.events(new, at=machine.run.now, gpus=hosts.gpus_per_host, where=request.where)
-
-
-def _check_environments(request: RunRequest, jobs: Sequence[JobSpec], hosts: Hosts) -> None:
-    """Raises BadEnvironment where jobs, or those of the source, could not start on this host."""
-    if hosts.interpreters is None or hosts.stand_ins:
-        return  # node agents find out on their hosts
-    like = (request.like,) if request.like else ()
-    for job in hosts.interpreters.unlike((*jobs, *like), request.environment):
-        hosts.interpreters.check(job, request.environment)
-
-
-def _edits(request: RunRequest, machine: Machine, admission: Admission, hosts: Hosts) -> JobEdits:
-    """What the order's jobs say of those that the run has already; raises ConfigError."""
-    old = [job for job in request.jobs if job.name in machine.run.by_name]
-    return admission.edits(
-        old,
-        update=request.update,
-        retry=request.retry,
-        called_in=request.workdir,
-        gpus=hosts.gpus_per_host,
-        where=request.where,
-        living=False,
-    )
 
 
 def _policy(request: RunRequest, machine: Machine) -> tuple[str, Mapping[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from hpcsched.cli.run.handed_on import remember
+
 RUN = {
     "A command in the place of a job file": ("name", "each", "array", "at_once"),
     "Devices and hosts": (
@@ -25,6 +27,11 @@ RUN = {
 
 class GroupedOptions(click.Command):
     """A command whose options stand in the groups of `RUN`, those of none first."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's, which forgets what was written."""
+        remember(ctx, args)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         grouped = {name: title for title, names in RUN.items() for name in names}

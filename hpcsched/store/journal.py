@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hpcsched.core import events as ev
 from hpcsched.decoding import decode as decode_as
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.store.files import sync_folder
 from hpcsched.store.rundir import NewerRun
 from hpcsched.store.spare import preallocate
 from hpcsched.watchers import let_read
@@ -165,6 +167,21 @@ def is_whole(line: bytes) -> bool:
         _checked(line)
         return line.endswith(b"\n")
     return False
+
+
+def detach(path: Path) -> None:
+    """Put a copy in a journal's place, so that an agent that still has the other one open writes no record
+    any more: it finds that its file is gone. Raises StoreError."""
+    copy = path.with_name(f".{path.name}.tmp")
+    try:
+        copy.unlink(missing_ok=True)
+        shutil.copy2(path, copy)
+        with copy.open("rb") as file:
+            os.fsync(file.fileno())
+        copy.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(f"cannot take {path} over: {error.strerror or error}") from error
 
 
 class Journal:

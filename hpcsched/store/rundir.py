@@ -72,6 +72,14 @@ class RunRecord(msgspec.Struct, kw_only=True):
     """The directory for checkpoints; "": the run directory."""
     python: str = ""
     """The version of the agent's Python; "": not known, as of earlier versions."""
+    joinable: bool = False
+    """Whether hosts of other allocations may be in the run: what runs there goes on without this agent."""
+    epoch: int = 0
+    """The number of this agent (see `store.heads`)."""
+    left: bool = False
+    """Whether this agent has left the run to the next one."""
+    words: tuple[str, ...] = ()
+    """The options with which another agent takes the run over."""
 
 
 class _Version(msgspec.Struct):
@@ -295,7 +303,7 @@ def occupied(rundir: RunDir) -> str:
 
 def agent_alive(rundir: RunDir, record: RunRecord | None) -> bool:
     """Whether the run's agent lives: by its process on this host, else by the age of its snapshot."""
-    if record is None:
+    if record is None or record.left:
         return False
     # Others' processes may be hidden from us.
     if record.host == os.uname().nodename and rundir.owner in (None, os.geteuid()):

@@ -45,6 +45,7 @@ class AllocationEnd:
 
     Args:
         watch: asks the batch system; None without one.
+        at: its end on the run's clock, as far as it is known; the run's may be another one.
         tell: shows a line to people.
         publish: called with the Unix time of the deadline when it changes.
     """
@@ -55,11 +56,12 @@ class AllocationEnd:
         clock: RunClock,
         *,
         watch: AllocationWatch | None,
+        at: float | None = None,
         tell: Callable[[str], None],
         publish: Callable[[float | None], None],
     ) -> None:
         self._machine, self._clock, self._watch = machine, clock, watch
-        self._tell, self._publish = tell, publish
+        self.at, self._tell, self._publish = at, tell, publish
         self._answers = True
         self._warning: tuple[str, float] | None = None
         """The signal that waits for the end time to be asked for, and until when it does."""
@@ -87,11 +89,11 @@ class AllocationEnd:
 
     def after_a_stop(self, seconds: float) -> list[ev.Event]:
         """All of us were stopped for so long, the run's clock too; the allocation's was perhaps not."""
-        known = self._machine.deadline.at
+        known = self.at
         if self._watch is None or known is None:
             return []
         self._watch.ask_now()
-        return [ev.DeadlineMoved(at=self._clock.now(), deadline=known - seconds * self._clock.speed)]
+        return [self._moved(known - seconds * self._clock.speed)]
 
     def show(self) -> None:
         """Bring the comment beside the job up to date."""
@@ -136,7 +138,7 @@ class AllocationEnd:
         """
         if self._machine.deadline.draining or self._warning:
             return []
-        if self._watch is None or (self._machine.deadline.at is None and sure and name != "SIGTERM"):
+        if self._watch is None or (self.at is None and sure and name != "SIGTERM"):
             return self._drain(name) if sure else []
         self._warning, self._sure = (name, time.monotonic() + COMMAND_TIMEOUT_S + 1.0), sure
         self._watch.ask_now()
@@ -175,12 +177,12 @@ class AllocationEnd:
 
     def _unsaid(self, name: str, _: float) -> list[ev.Event]:
         """Save, whatever it was. At the limit it is the end that was expected; else perhaps a wish."""
-        now, known = self._clock.now(), self._machine.deadline.at
+        now, known = self._clock.now(), self.at
         at_limit = known is not None and now >= known - MOVED_S * self._clock.speed
         signal_at = now if self._told_at is None else self._told_at
         soon = max(now, signal_at + self._forced_s() * self._clock.speed)
         self._guessed = True
-        moved = ev.DeadlineMoved(at=now, deadline=soon if known is None or at_limit else min(known, soon))
+        moved = self._moved(soon if known is None or at_limit else min(known, soon))
         if self._machine.deadline.draining:
             return [moved]
         self._tell(f"{name}, and the batch system does not say why: saving all jobs, then stopping")
@@ -188,7 +190,7 @@ class AllocationEnd:
 
     def _time_left(self, end: float | None, *, signalled: bool) -> list[ev.Event]:
         """The deadline of a job that is being ended: the batch system's signal is followed by SIGKILL."""
-        now, known = self._clock.now(), self._machine.deadline.at
+        now, known = self._clock.now(), self.at
         if signalled:
             signal_at = now if self._told_at is None else self._told_at
         elif end is not None:
@@ -198,7 +200,11 @@ class AllocationEnd:
         deadline = signal_at + self._forced_s() * self._clock.speed
         if not signalled and self._machine.deadline.draining and known is not None:
             deadline = min(known, deadline)
-        return [ev.DeadlineMoved(at=now, deadline=deadline)]
+        return [self._moved(deadline)]
+
+    def _moved(self, deadline: float | None) -> ev.Event:
+        self.at = deadline
+        return ev.DeadlineMoved(at=self._clock.now(), deadline=deadline)
 
     def _cause(self, reason: EndReason) -> list[ev.Event]:
         """Saving begins; or, where it has begun already, it is known now what for."""
@@ -212,7 +218,7 @@ class AllocationEnd:
         return [ev.DrainRequested(at=self._clock.now(), cause=cause)]
 
     def _end_time(self, answer: EndTimeAnswer) -> list[ev.Event]:
-        machine, known = self._machine, self._machine.deadline.at
+        machine, known = self._machine, self.at
         if bool(answer.error) == self._answers:
             self._answers = not answer.error
             last = "no end time is known" if known is None else "going by the end time known last"
@@ -229,7 +235,7 @@ class AllocationEnd:
             return []
         self._publish(answer.deadline)
         self._tell(f"the allocation now {ends(answer.deadline)}")
-        return [ev.DeadlineMoved(at=self._clock.now(), deadline=deadline)]
+        return [self._moved(deadline)]
 
     def _drain(self, name: str, *, wish: bool = False) -> list[ev.Event]:
         """Saving begins, of a warning or as somebody's `wish`."""

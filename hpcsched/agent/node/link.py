@@ -140,4 +140,3 @@ class HeadLink:
     def close(self) -> None:
         """Close the connection; what was sent gets a moment to leave."""
         self._connection.close()
-

@@ -48,5 +48,9 @@ def join(
     rundir = find_run(ctx, dir_)
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts or ())
     system = open_batch(batch, environ=os.environ, hosts=names, launcher=launcher, pyslurm=pyslurm)
-    order = JoinRequest(dir=rundir.root, devices=devices, lasts_s=lasts_s, wait_s=wait_s)
+    words = [f"--batch={batch}", f"--launcher={launcher}", f"--pyslurm={pyslurm}"]
+    words += [f"--hosts={','.join(names)}"] * bool(names)
+    order = JoinRequest(
+        dir=rundir.root, devices=devices, lasts_s=lasts_s, wait_s=wait_s, batch_words=tuple(words)
+    )
     return lend(order, batch=system, tell=lambda line: say(f"hpcsched: {line}", err=True))

@@ -34,6 +34,7 @@ from hpcsched.cli.jobs.given_jobs import check_programs, is_job_file, of_command
 from hpcsched.cli.option_groups import GroupedOptions
 from hpcsched.cli.run import policies
 from hpcsched.cli.run.environments import environment_options, was_said
+from hpcsched.cli.run.handed_on import words_of
 from hpcsched.cli.run.last_words import tell_result
 from hpcsched.cli.run.notifying import Notify, notify_options
 from hpcsched.cli.run.observers import Display, Observers
@@ -110,6 +111,7 @@ _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; t
 @option("--cpus-per-gpu", metavar="N", type=click.IntRange(min=0), default=8, help=_CPUS_PER_GPU)
 @option("--release-idle-nodes", metavar="MINUTES", type=Number(min=0), help=_RELEASE)
 @option("--joinable", is_flag=True, help=_JOINABLE)
+@click.option("--lead", nargs=2, type=(str, int), hidden=True, help="As `join` takes a run over.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
 @option(
     "--compare", metavar="P,...", multiple=True, help="At the end, compare with these policies, simulated."
@@ -207,6 +209,7 @@ def conduct(
     monitor: float,
     metrics_file: Path | None = None,
     joinable: bool = False,
+    lead: tuple[str, int] | None = None,
     database: str | None,
     quiet: bool,
     as_json: bool,
@@ -239,7 +242,7 @@ def conduct(
     from hpcsched.agent import start
     from hpcsched.agent.allocation.requeue import RequeuePlan
     from hpcsched.agent.inbox import Inbox
-    from hpcsched.agent.request import RunRequest
+    from hpcsched.agent.request import Leads, RunRequest
     from hpcsched.batch import open_batch
     from hpcsched.batch.kinds import restarted
     from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
@@ -337,8 +340,10 @@ def conduct(
         poll_s=ctx.obj.values.get("poll"),
         share=group,
         records=Path(ctx.obj.values["records"]) if "records" in ctx.obj.values else None,
+        leads=Leads(*lead) if lead else None,
+        words=words_of(ctx),
     )
-    allocation = waited.begun(system.kind)
+    allocation = None if lead else waited.begun(system.kind)
     with observers:
         try:
             with naming_the_file(jobs):
@@ -396,6 +401,9 @@ def _stopped(
         with contextlib.suppress(OSError):
             say(f"hpcsched: {text}", err=True)
 
+    if life.moved:
+        tell("the run goes on in other allocations")
+        return WORK_LEFT
     cause = life.machine.deadline.cause
     if cause == FROM_BATCH + EndReason.REQUEUED:
         tell(ALREADY_REQUEUED)

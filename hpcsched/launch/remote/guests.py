@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -25,6 +25,23 @@ NOT_JOINABLE = "the run takes no hosts in: it was not started with `run --joinab
 
 SILENT_S = 10.0
 """A `hpcsched join` that says nothing for so long is gone (chosen); its hosts may work on."""
+
+
+NO_GPUS = ("replay", "simulated", "cpu")
+"""Kinds of devices of which several hosts on one machine may have their own."""
+
+
+def same_gpus(node: RemoteHost, others: Iterable[RemoteHost]) -> int:
+    """How many of a host's GPUs another one has that is the same machine: it has joined twice."""
+    assert node.hello is not None
+    there = {
+        (other.hello.hostname, device.handle)
+        for other in others
+        if other is not node and other.hello and other.up
+        for device in other.hello.devices
+        if device.kind not in NO_GPUS
+    }
+    return len(there & {(node.hello.hostname, device.handle) for device in node.hello.devices})
 
 
 @dataclass(slots=True)

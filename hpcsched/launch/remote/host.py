@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from hpcsched.core.model import Device, HostCores
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.channel import MessageChannel
 from hpcsched.launch.remote.starter import NodeAgentCommand
@@ -97,6 +98,18 @@ class RemoteHost:
     end: float | None = None
     parts: dict[int, tuple[RemoteWorkers, AttemptPart]] = field(default_factory=dict)
     told_keeping: frozenset[int] = frozenset()
+
+    def numbered(self, first: int) -> tuple[Device, ...]:
+        """Its devices by the run's numbers, from `first` on. It has joined."""
+        assert self.hello is not None
+        self.first_device = first
+        return tuple(replace(d, index=first + i, host=self.name) for i, d in enumerate(self.hello.devices))
+
+    @property
+    def cores(self) -> tuple[HostCores, ...]:
+        """The cores there for jobs that need no GPU. It has joined."""
+        assert self.hello is not None
+        return (replace(self.hello.cores, host=self.name),) if self.hello.cores else ()
 
     @property
     def up(self) -> bool:

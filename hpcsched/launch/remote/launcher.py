@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Generic
@@ -20,6 +19,7 @@ from hpcsched.core.model import Device, HostCores
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
+from hpcsched.launch.remote.guests import same_gpus
 from hpcsched.launch.remote.host import GrantedHost, MakeSample, RemoteHost, SampleT
 from hpcsched.launch.remote.keys import (
     JOINED_PREFIX,
@@ -36,9 +36,6 @@ from hpcsched.launch.remote.socket import HeadSocket
 from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
 from hpcsched.launch.remote.survivors import GATHER_S, Survivor, hosts_before, survivors
 from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, part_launches
-
-NO_GPUS = ("replay", "simulated", "cpu")
-"""Kinds of devices of which several hosts on one machine may have their own."""
 
 LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
 """Time that node agents get to leave at the end, and their workers to save (chosen)."""
@@ -67,6 +64,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         reserve_s: what is kept before the end of an allocation besides the time to save.
         epoch: the number of this head among those of the run.
         before: the devices that the head before had, on hosts that may work on without it.
+        words: see `Join`.
     """
 
     def __init__(
@@ -91,13 +89,14 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         reserve_s: float = 60.0,
         epoch: int = 0,
         before: Sequence[Device] = (),
+        words: tuple[str, ...] = (),
     ) -> None:
         super().__init__((host.name for host in hosts), grace_s=grace_s, say=say, joinable=joinable)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
         self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
         self._shielded, self._serve_on_s, self._notice_s = shielded, serve_on_s, notice_s
-        self._reserve_s, self._epoch = reserve_s, epoch
+        self._reserve_s, self._epoch, self._words = reserve_s, epoch, words
         self._join, self._log = join_file(run_dir, self.life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
         self._before = hosts_before(before, self._nodes)
@@ -107,6 +106,9 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         self._counted: set[str] = set()
         """The hosts whose devices are in the inventory."""
         self._draining = False
+        self._end_with_us = frozenset[str]()
+        self.moves = False
+        """Whether the node agents of other allocations are left to the next head at the end."""
         self._ran_on: dict[int, dict[str, None]] = {}
         """By job: the hosts that may keep shared memory for its next attempt; rank 0's first."""
         self.kind, self.speed = "", 1.0
@@ -162,6 +164,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             head=this_process(),
             epoch=self._epoch,
             holds_s=self._holds_s,
+            words=self._words,
         )
         write_join(self._join, join)
         return join
@@ -177,7 +180,9 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             self._wait(0.05)
         for node in earlier:
             if node.hello is None or len(node.hello.devices) != len(self._before[node.name]):
-                self._lose(node, "it has not come to this head" if node.hello is None else "it has other devices")
+                self._lose(
+                    node, "it has not come to this head" if node.hello is None else "it has other devices"
+                )
                 node.broke_at = node.lost_at
         self.survivors = survivors(self._nodes, send=self._send, pump=self.pump)
         parts = [part.order.part for one in self.survivors for group in one.groups for part in group.parts]
@@ -233,12 +238,12 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         devices = [device for on_host in self._before.values() for device in on_host]
         here = [node for node in self._nodes.values() if node.earlier and node.up]
         for node in come:
-            devices += _numbered(node, devices[-1].index + 1 if devices else 0)
+            devices += node.numbered(devices[-1].index + 1 if devices else 0)
         self._inventory, self._counted = tuple(devices), {node.name for node in (*here, *come)}
         come = [*here, *come]
         if not come:
             raise LaunchError("no host has come that the head before had", transient=True)
-        self.cores = tuple(cores for node in come for cores in _cores(node))
+        self.cores = tuple(cores for node in come for cores in node.cores)
         first = come[0].hello
         assert first is not None
         self.kind, self.speed = first.kind, first.speed
@@ -253,15 +258,18 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             return True
         self._closing = True
         deadline = time.monotonic() + LEFT_WITHIN_S
-        for node in self._nodes.values():
-            if node.talks:
-                self._send(node.name, protocol.Leave(LEAVE_GRACE_S))
-        while not all(command.look() for command in self._commands) and time.monotonic() < deadline:
-            self._wait(0.1)
-            if not any(node.talks for node in self._nodes.values()):
+        told = [node for node in self._nodes.values() if node.talks and not (self.moves and node.guest)]
+        for node in told:
+            self._send(node.name, protocol.Leave(LEAVE_GRACE_S))
+        while time.monotonic() < deadline:
+            if not (talk := any(node.talks for node in told)):
                 deadline = min(deadline, time.monotonic() + 1.0)  # for the commands to notice
+            if not talk and all(command.look() for command in self._commands):
+                break
+            self._wait(0.1)
         ended = end_all(self._commands, 1.0)
-        for file in (self._join, *self._join.parent.glob(f"{JOINED_PREFIX}{self.life}-*")):
+        joined = () if self.moves else self._join.parent.glob(f"{JOINED_PREFIX}{self.life}-*")
+        for file in (self._join, *joined):
             file.unlink(missing_ok=True)
         self._head_socket.close()
         self._head_socket = None
@@ -287,29 +295,16 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             if (faster := node.hello.speed) != self.speed:
                 self._lose(node, f"its devices run at {faster:g} times the clock, not {self.speed:g}")
                 continue
-            if same := self._same_gpus(node):
+            if same := same_gpus(node, [self._nodes[name] for name in self._counted]):
                 self._lose(node, f"{same} of its GPUs are in the run already")
                 continue
             if node.hello.kind != self.kind:
                 self._say(f"host {node.name} has {node.hello.kind}, and others have {self.kind}")
             self._say(f"host {node.name} has joined the run ({self.guests.allocation_of(node.name)})")
-            devices = _numbered(node, self._inventory[-1].index + 1)
+            devices = node.numbered(self._inventory[-1].index + 1)
             self._inventory += devices
-            found.append((devices, _cores(node)))
+            found.append((devices, node.cores))
         return found
-
-    def _same_gpus(self, node: RemoteHost) -> int:
-        """How many of a host's GPUs another one has that is the same machine: it has joined twice."""
-        assert node.hello is not None
-        there = {
-            (other.hello.hostname, device.handle)
-            for other in self._nodes.values()
-            if other is not node and other.hello and other.up and other.name in self._counted
-            for device in other.hello.devices
-            if device.kind not in NO_GPUS
-        }
-        mine = {(node.hello.hostname, device.handle) for device in node.hello.devices}
-        return len(there & mine)
 
     def ends(self) -> Mapping[str, float | None]:
         """When each host of another allocation ends, by the monotonic clock; None: it is not known."""
@@ -346,13 +341,30 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         return {node.name: node.why for node in self._nodes.values() if node.why and not node.releasing}
 
     @property
+    def silent(self) -> frozenset[str]:
+        """The hosts of the head before that have not come."""
+        return frozenset(node.name for node in self._nodes.values() if node.earlier and node.hello is None)
+
+    @property
     def short(self) -> bool:
         """Whether a host of the head's own allocation is lost."""
         return any(not self._nodes[host].guest for host in self.lost())
 
     def guests_among(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        """Those of these hosts that joined from other allocations."""
-        return tuple(host for host in hosts if self._nodes[host].guest)
+        """Those of these hosts that joined from other allocations, or end with the head's own."""
+        return tuple(host for host in hosts if self._nodes[host].guest or host in self._end_with_us)
+
+    def ends_with_us(self, hosts: Sequence[str]) -> None:
+        """These hosts end with the head's allocation: the batch system is not asked to take them back."""
+        self._end_with_us = frozenset(hosts)
+
+    def lent_by(self, token: str) -> Sequence[str]:
+        """The hosts of the `hpcsched join` with this token ("": of the head's own allocation)."""
+        return self.guests.of(token) if token else [node.name for node in self._ours]
+
+    def is_up(self, host: str) -> bool:
+        """Whether a host is in the run."""
+        return self._nodes[host].up
 
     def keeps(self, host: str) -> bool:
         """Whether the newest state of a job is still in a host's memory alone."""
@@ -436,15 +448,3 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
     def keeping(self) -> set[int]:
         """Ids of the jobs whose state of a quick suspend is not durable yet, on any host."""
         return {job_id for node in self._nodes.values() for job_id in node.keeping}
-
-
-def _numbered(node: RemoteHost, first: int) -> tuple[Device, ...]:
-    """The devices of a host that has come, by the run's numbers from `first` on."""
-    assert node.hello is not None
-    node.first_device = first
-    return tuple(replace(d, index=first + i, host=node.name) for i, d in enumerate(node.hello.devices))
-
-
-def _cores(node: RemoteHost) -> tuple[HostCores, ...]:
-    assert node.hello is not None
-    return (replace(node.hello.cores, host=node.name),) if node.hello.cores else ()

@@ -21,9 +21,9 @@ LOST_HEAD_S = 6.0
 """Time without a connection after which a node agent takes the head for gone (chosen)."""
 
 HOLD_S = 60.0
-"""Time for which the workers of a joinable run go on without a head, while the next one is waited for (chosen):
-a head that was killed is known to be gone STALE_AFTER_S after its last snapshot, and starting another takes a
-while on a busy shared filesystem."""
+"""Time for which the workers of a joinable run go on without a head, while the next one is waited for
+(chosen): a head that was killed is known to be gone STALE_AFTER_S after its last snapshot, and starting
+another takes a while on a busy shared filesystem."""
 
 KILL_AFTER_S = 5.0
 """The most time from SIGTERM to SIGKILL for the workers of a node agent that leaves (chosen)."""

@@ -13,8 +13,8 @@ from hpcsched.launch.remote.host import RemoteHost
 from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, Send
 
 GATHER_S = 12.0
-"""Time in which the node agents of an earlier head come to the next one (chosen): they look for it every 3 s at
-least, and a shared filesystem takes its time."""
+"""Time in which the node agents of an earlier head come to the next one (chosen): they look for it every 3 s
+at least, and a shared filesystem takes its time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,9 @@ def hosts_before(devices: Iterable[Device], own: Iterable[str]) -> dict[str, tup
     return {host: tuple(on_it) for host, on_it in by_host if host not in taken}
 
 
-def survivors(
-    nodes: Mapping[str, RemoteHost], *, send: Send, pump: Callable[[], None]
-) -> list[Survivor]:
-    """The attempts that run on hosts of the head before; their parts are among those of `nodes` from now on."""
+def survivors(nodes: Mapping[str, RemoteHost], *, send: Send, pump: Callable[[], None]) -> list[Survivor]:
+    """The attempts that run on hosts of the head before; their parts are among those of `nodes` from now
+    on."""
     found = dict[int, dict[int, list[tuple[str, protocol.Running]]]]()
     for node in nodes.values():
         if node.earlier and node.up and node.hello:
@@ -66,7 +65,9 @@ def _survivor(
     pump: Callable[[], None],
 ) -> Survivor:
     groups, whole, living = list[RemoteWorkers](), True, 0
-    told = [sorted(by_attempt[attempt], key=lambda one: one[1].order.first_rank) for attempt in sorted(by_attempt)]
+    told = [
+        sorted(by_attempt[attempt], key=lambda one: one[1].order.first_rank) for attempt in sorted(by_attempt)
+    ]
     for parts in told:
         groups.append(_group(parts, nodes, send, pump))
         living += sum(running.living for _, running in parts)

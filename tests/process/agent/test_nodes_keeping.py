@@ -66,7 +66,9 @@ def saver(hosts: RemoteLauncher[Sample], folder: Path, gpus: tuple[int, ...]) ->
 def started(hosts: RemoteLauncher[Sample], name: str = "") -> set[Process]:
     """All that lives of what the node agents have started, or that of one host."""
     found = find_orphans(hosts._run_id, [])
-    return guard.marked(found, [guard.mark(hosts.life, name)]) if name else guard.marked(found, life=hosts.life)
+    return (
+        guard.marked(found, [guard.mark(hosts.life, name)]) if name else guard.marked(found, life=hosts.life)
+    )
 
 
 def agent_pid(hosts: RemoteLauncher[Sample], name: str) -> int:

@@ -1,0 +1,83 @@
+"""An agent that takes a run over in an allocation that only lent it hosts (`hpcsched join`)."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from hpcsched.launch.remote.keys import Join
+from hpcsched.store.heads import claim_number, give_up_number
+from hpcsched.store.rundir import RunDir, RunDirError, agent_works
+
+AGAIN_S = 15.0
+"""Time until it is tried again after an agent that was started here has ended (chosen)."""
+
+NOT_ALL_AT_ONCE_S = 1.0
+"""Time over which the allocations of a run are spread that could take it over (chosen)."""
+
+KILLED_WITHIN_S = 5.0
+"""Time that a process has to end after SIGKILL (chosen)."""
+
+
+class NextHead:
+    """Starts an agent in a process of its own, and watches it.
+
+    Args:
+        token: that of this `hpcsched join`.
+        batch_words: the options by which it finds this allocation.
+    """
+
+    def __init__(
+        self, rundir: RunDir, token: str, batch_words: Sequence[str], tell: Callable[[str], None]
+    ) -> None:
+        self._rundir, self._token, self._batch_words, self._tell = rundir, token, tuple(batch_words), tell
+        self._process: subprocess.Popen[bytes] | None = None
+        self._number = 0
+        self._not_before: float | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether an agent that was started here lives."""
+        if self._process is None:
+            return False
+        if self._process.poll() is None:
+            return True
+        give_up_number(self._rundir, self._number)
+        self._process, self._not_before = None, time.monotonic() + AGAIN_S
+        return False
+
+    def look(self, last: Join) -> None:
+        """Start an agent if the run has none; `last`: the keys of the one that it had."""
+        now = time.monotonic()
+        if self.leads or agent_works(self._rundir):
+            self._not_before = None if self._process else self._not_before
+            return
+        if self._not_before is None:
+            self._not_before = now + random.uniform(0.0, NOT_ALL_AT_ONCE_S)
+        if now < self._not_before:
+            return
+        try:
+            self._number = claim_number(self._rundir)
+        except RunDirError:
+            return  # another allocation is faster
+        self._tell(f"no agent leads the run in {self._rundir.root} any more: starts one here")
+        words = ("run", "--dir", str(self._rundir.root), "--resume", *self._batch_words, *last.words)
+        argv = (sys.executable, "-P", "-m", "hpcsched", *words, "--lead", self._token, str(self._number))
+        try:
+            # In a session of its own: what is said to this command is not said to the run.
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+        except OSError as error:
+            self._tell(f"it cannot be started: {error}")
+            give_up_number(self._rundir, self._number)
+            self._not_before = now + AGAIN_S
+
+    def end(self) -> None:
+        """Kill the agent, if it lives: another allocation takes the run over."""
+        if self.leads and self._process is not None:
+            self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILLED_WITHIN_S)

@@ -1,0 +1,87 @@
+"""The numbers of a run's agents: only one has each, and one of a lower number has nothing to say any more.
+
+A lock keeps a second agent out on one host, and on file systems whose locks reach all hosts; who creates a
+file has it on any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from hpcsched.contract.codec import SMALL_BYTES
+from hpcsched.decoding import decode_file
+from hpcsched.errors import BadInput
+from hpcsched.store.rundir import RunDir, RunDirError, occupied, process_started
+
+BEGINS_WITHIN_S = 120.0
+"""Time from an agent's claim to its record in run.json, on another host (chosen): one that has not written it
+by then has died."""
+
+_PREFIX = "agent-"
+
+
+class _Claim(msgspec.Struct):
+    host: str
+    pid: int
+    started: int
+
+
+def claim_number(rundir: RunDir) -> int:
+    """Have the number of the run's next agent, which nobody else has then; the caller holds the run's lock.
+
+    Raises RunDirError where another agent begins right now, or the directory cannot be written.
+    """
+    record = rundir.read_record()
+    last, claims = record.epoch if record else 0, _claims(rundir)
+    newest = max(claims, default=0)
+    if newest > last and _begins(claims[newest]):
+        raise RunDirError(occupied(rundir))
+    number = max(last, newest) + 1
+    path, pid = rundir.root / f"{_PREFIX}{number}", os.getpid()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(_Claim(os.uname().nodename, pid, process_started(pid) or 0)))
+    except FileExistsError:
+        raise RunDirError(occupied(rundir)) from None
+    except OSError as error:
+        raise RunDirError(f"cannot write {path}: {error.strerror}") from error
+    for old in claims.values():
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return number
+
+
+def give_up_number(rundir: RunDir, number: int) -> None:
+    """Let others claim a number that this process has claimed, and that no agent has come to use."""
+    record = rundir.read_record()
+    if record is None or record.epoch < number:
+        with contextlib.suppress(OSError):
+            (rundir.root / f"{_PREFIX}{number}").unlink()
+
+
+def leads(rundir: RunDir, number: int) -> bool:
+    """Whether the agent with this number leads the run: no later one has written its record."""
+    record = rundir.read_record()
+    return record is None or record.epoch <= number
+
+
+def _claims(rundir: RunDir) -> dict[int, Path]:
+    found = {path.name.removeprefix(_PREFIX): path for path in rundir.root.glob(f"{_PREFIX}*")}
+    return {int(number): path for number, path in found.items() if number.isdecimal() and number.isascii()}
+
+
+def _begins(path: Path) -> bool:
+    """Whether the agent that has claimed a number may still be at its start."""
+    with contextlib.suppress(OSError, BadInput):
+        claim = decode_file(path, _Claim, most_bytes=SMALL_BYTES)
+        if claim.host == os.uname().nodename:
+            return process_started(claim.pid) == claim.started
+    with contextlib.suppress(OSError):
+        return time.time() - path.stat().st_mtime < BEGINS_WITHIN_S
+    return False
