@@ -32,6 +32,8 @@ GROUPS: dict[str, dict[Why, str]] = {
         "block or inode left, or is read-only. Make room. The attempt is *lost*, and not counted among "
         "`retries`. The job is tried again after 5 s, then after twice as long each time, at most "
         "5 minutes, and at once by the next `run --resume`.",
+        Why.HOST_SILENT: "The agent was gone, and a host of the job's attempt has not come to the next one. "
+        "Nothing to do: its processes are ended by then, and the job goes on elsewhere.",
         Why.MODULES: "It is STARTING; its processes start when they are loaded, within 60 s. "
         "[Modules](resources.md#modules)",
         Why.NO_AGENT: "It was submitted where no agent runs. `hpcsched run` takes it (`run --resume` if a "
@@ -119,6 +121,7 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.SUBMITTED: "",
         Why.UPDATED: "The keys of its definition that were changed. [An edited job file](#running-again)",
         Why.RETRIED: "[Running again](#running-again)",
+        Why.ADOPTED: "Nothing to do: its processes have run all the time.",
         Why.SAVED: "It goes on from there.",
         Why.NOT_SAVED: f"{_BY_ITSELF} It goes on from the one it has.",
         Why.NEVER_SAVED: f"{_BY_ITSELF} It needs checkpoints, or a handler that saves.",

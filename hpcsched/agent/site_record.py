@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +73,13 @@ def held_in(machine: Machine, number: int = -1) -> Held:
 
 
 def attempts_in(machine: Machine, number: int = -1) -> Iterator[tuple[Job, Attempt]]:
-    """The attempts that began in a life (its number; the last)."""
-    begins = [life.at for life in machine.run.lives]
-    number %= len(begins)
-    for job in machine.run.jobs.values():
+    """The attempts that ran in a life (its number; the last)."""
+    run = machine.run
+    number %= len(run.lives)
+    for job in run.jobs.values():
         for attempt in job.attempts:
-            if max(0, bisect_right(begins, attempt.start_s) - 1) == number:
+            end_s = max(run.now, attempt.start_s) if attempt.end_s is None else attempt.end_s
+            if number in run.lives_of(attempt.start_s, end_s):
                 yield job, attempt
 
 
@@ -110,6 +111,12 @@ class SiteRecord:
         self._user, self._run_id, self._allocation, self._speed = user, run_id, allocation, speed
         self._tell, self._clock, self._due, self._told = tell, clock, clock(), False
         self._before = len(machine.run.lives)
+        # What is told of an attempt that this life adopts is what it has done since.
+        self._steps_before = {job.id: job.step for job in machine.run.active.values()}
+        self._uses_before: Mapping[tuple[int, int], JobUse] = {}
+        if machine.run.active:
+            with contextlib.suppress(StoreError):
+                self._uses_before = job_use.read_attempts(uses)
 
     def look(self, _: float) -> None:
         """Write what there is, if that is due; never raises."""
@@ -162,6 +169,10 @@ class SiteRecord:
             job, used = machine.run.jobs[job_id], JobUse(job=job_id)
             for attempt in attempts:
                 used.add(uses.get((job_id, attempt.number), JobUse(job=job_id)))
+            first, from_step = attempts[0], attempts[0].from_step
+            if first.start_s < life.at:
+                used.take_off(self._uses_before.get((job_id, first.number), JobUse(job=job_id)))
+                from_step = self._steps_before.get(job_id, from_step)
             step: int | None = job.step if attempts[-1].to_step is None else attempts[-1].to_step
             ends = [attempt.end_s for attempt in attempts]
             trainings.append(
@@ -170,10 +181,10 @@ class SiteRecord:
                     job=job_id,
                     name=job.spec.name[:256],
                     state=str(job.state),
-                    start=wall(attempts[0].start_s),
+                    start=wall(max(first.start_s, life.at)),
                     end=wall(max((machine.run.now if end is None else end) for end in ends)),
                     attempts=len(attempts),
-                    steps=None if step is None else max(0, step - attempts[0].from_step) or None,
+                    steps=None if step is None else max(0, step - from_step) or None,
                     gpu_s=round(
                         sum(held.by_attempt.get((job_id, a.number), 0.0) for a in attempts) / speed, 3
                     ),

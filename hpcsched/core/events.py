@@ -38,26 +38,23 @@ class Event:
 class AgentStarted(Event):
     """An agent took the run over, with these devices and this policy; the first event of each life.
 
-    `wall` is the Unix time at `at`. Attempts of an earlier life are over once this is handled: the
-    agent has ended their processes before it says so. `saved_steps` says, by job, which step each of
-    them had saved, and of suspended jobs those whose state was only in the earlier agent's memory (0: nothing
-    else was saved). `grace_s` is how long a worker may take to save before it is ended by force.
+    `wall` is the Unix time at `at`. Attempts of an earlier life are over once this is handled, as the agent
+    has ended their processes, but for the jobs that are `adopted`: these live, on the same devices, and it
+    watches them now. Those of `unsure` may live on a host that has not been heard of: by job when they no
+    longer can, before which it does not start again. `epoch` numbers the lives, for their node agents to
+    tell them apart (0: not numbered).
+    `saved_steps` says, by job, which step each attempt that is over had saved, and of suspended jobs those
+    whose state was only in the earlier agent's memory (0: nothing else was saved); `seen_steps` how far each
+    was by the last snapshot. `grace_s` is how long a worker may take to save before it is ended by force.
     `profiles` replace those of earlier lives, which may have had other devices; `parallel` are the programs
-    that have said that they are. `deadline` is when the allocation ends (None: not known, or
-    never); `reserve_s` the seconds to keep before that besides what saving is known to take. `cores` are
-    those for jobs that need no GPU. `run_id` is what the run's processes are known by ("" in journals of
-    0.1.0).
-
-    `seen_steps` says, by job, how far its attempt was by the last snapshot. The job file that this life began
-    with: `updated` are definitions taken from it, by job, `kept` the keys of which it says otherwise than the
-    run, by job (none: of none), and `again` the jobs that are to run again with what was taken.
-
+    that have said that they are. `deadline` is when the allocation ends (None: not known, or never);
+    `reserve_s` the seconds to keep before that besides what saving is known to take. `cores` are those for
+    jobs that need no GPU. `run_id` is what the run's processes are known by ("" in journals of 0.1.0).
+    The job file that this life began with: `updated` are definitions taken from it, by job, `kept` the keys
+    of which it says otherwise than the run, by job, and `again` the jobs that run again with what was taken.
     `rules` is the version of the rules by which this life decides: a replay decides by them too, and with the
-    `mechanisms` that other packages have added to it.
-
-    `release_after_s`: a host of which no job can use anything for so long is given back to the batch system
-    (None: never); not the one that `stays`.
-
+    `mechanisms` that other packages have added to it. `release_after_s`: a host of which no job can use
+    anything for so long is given back to the batch system (None: never); not the one that `stays`.
     `reads_inbox`: commands wait for this agent, and nothing is decided before `InboxRead`.
     """
 
@@ -82,6 +79,9 @@ class AgentStarted(Event):
     release_after_s: float | None = None
     stays: str = ""
     reads_inbox: bool = False
+    adopted: tuple[int, ...] = ()
+    unsure: Mapping[int, float] = field(default_factory=dict)
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from hpcsched.core.transitions.losses import Losses
 from hpcsched.core.transitions.outcome import DRAIN, HOSTS, HURRY, LOOK, RELEASE
 from hpcsched.core.transitions.reports import Reports
 from hpcsched.core.transitions.submissions import Submissions
+from hpcsched.core.transitions.takeover import Takeover
 
 M = TypeVar("M", bound=Mechanism)
 
@@ -59,7 +60,7 @@ class Machine:
         self.run, self.ledger, self.own, self.waiting = parts.run, parts.ledger, parts.own, parts.waiting
         self.rooms = parts.rooms
         self.estimates, self.deadline, self.decisions = parts.estimates, parts.deadline, parts.decisions
-        self._out, self._attempts, self._endings = parts.out, parts.attempts, parts.endings
+        self._out, self._attempts = parts.out, parts.attempts
         self._ends = parts.ends
         about: dict[str, Any] = {"waiting": parts.waiting, "endings": parts.endings}
         base = (parts.run, parts.out, parts.ledger)
@@ -76,6 +77,7 @@ class Machine:
         self.leftover = Leftover(
             *base, own=parts.own, rooms=parts.rooms, deadline=parts.deadline, hosts=self.hosts
         )
+        self._takeover = Takeover(parts.run, parts.ledger, attempts=parts.attempts, endings=parts.endings)
         self._submissions = Submissions(*base, estimates=parts.estimates, **about)
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.AgentStarted: self._agent_started,
@@ -160,24 +162,20 @@ class Machine:
     # --- events of the run as a whole ---------------------------------------------------------
 
     def _agent_started(self, event: ev.AgentStarted) -> None:
+        self._takeover.check(event)
         self.run.begin_life(event)
         self.decisions.begin_life(event)
         self.estimates.load(event.profiles, event.parallel)
         self.deadline.begin_life(event)
         for begin_life in self.ledger.hooks("begin_life"):
             begin_life(event)
-        for job in list(self.run.active.values()):
-            if (seen := event.seen_steps.get(job.id, 0)) > job.step:
-                job.step, job.reports = seen, True
-            self._endings.lost(job, event.saved_steps.get(job.id), "the agent was gone", counts=False)
-        for job_id, step in event.saved_steps.items():
-            self._endings.never_on_disk(self.run.jobs[job_id], step)
+        self._takeover.end_others(event)
         self._submissions.compared(event)
         self.ledger.begin_life(event.devices, event.cores)
-        self.own.forget_holders()
         self.hosts.begin_life(event)
         self.leftover.begin_life(event)
-        self.waiting.begin_life()
+        self._takeover.go_on(event)
+        self.waiting.begin_life(event.unsure)
         self._out.ask_policy()
 
     def _inbox_read(self, event: ev.InboxRead) -> None:
@@ -256,6 +254,11 @@ class Machine:
         """What a life that begins now decides by: for AgentStarted."""
         return {"rules": ev.RULES, "mechanisms": added()}
 
+    def adoptable(self) -> tuple[int, ...]:
+        """Ids of the jobs whose attempts can go on in the next life, as far as their processes do and their
+        GPUs are there: for AgentStarted."""
+        return self._takeover.adoptable()
+
     def mechanism(self, kind: type[M]) -> M:
         """The mechanism of this class. Raises KeyError if it is not there."""
         return self.ledger.mechanism(kind)
@@ -280,9 +283,8 @@ class Machine:
             return Reason(Why.BEGIN_TIME, {"at": job.submit_s})
         if self.waiting.arrays.outside(job):
             return Reason(Why.ARRAY_LIMIT, {"n": self.waiting.arrays.limit_of(job)})
-        if (crowded := self.waiting.no_space.get(job.id)) and crowded.until > self.run.now:
-            facts = {"where": crowded.where, "again": crowded.until, "tries": crowded.tries}
-            return Reason(Why.NO_SPACE, facts)
+        if (delay := self.waiting.delays.get(job.id)) and delay.until > self.run.now:
+            return delay.reason
         if self.deadline.draining:
             return Reason(Why.DRAINING)
         if job.id in self.waiting.late:

@@ -30,6 +30,7 @@ class Why(StrEnum):
     NO_CORES = "NoCores"
     CORES_PRIORITY = "CoresPriority"
     NO_SPACE = "NoSpace"
+    HOST_SILENT = "HostSilent"
     MODULES = "Modules"
     NO_AGENT = "NoAgent"
     # why it has this many GPUs
@@ -110,6 +111,7 @@ class Why(StrEnum):
     RETRIED = "Retried"
     UPDATED = "Updated"
     LOST = "Lost"
+    ADOPTED = "Adopted"
     FELL_BACK = "FellBack"
     LAUNCH_FAILED = "LaunchFailed"
     DEVICE_LOST = "DeviceLost"
@@ -145,6 +147,8 @@ _WORDS = {
     Why.NO_CORES: "waits for CPU cores to start on",
     Why.CORES_PRIORITY: "waits for CPU cores behind earlier jobs",
     Why.NO_SPACE: "no room in {where}: tries again {again:.0f} s into the run (try {tries})",
+    Why.HOST_SILENT: "starts not before {again:.0f} s into the run: processes of its last attempt may live "
+    "until then, on a host that has not been heard of",
     Why.MODULES: "its modules are being loaded: {modules}",
     Why.SEATED: "starts with {seats}, on {cores:.4g} of the {budget:.4g} cores that it may have{because}",
     Why.MORE_CORES: "more cores, from {old} to {seats}: at {rate:.4g} steps/s it used {efficiency:.0%} of "
@@ -248,6 +252,7 @@ _WORDS = {
     Why.RETRIED: "is run again {how}{because}",
     Why.UPDATED: "defined anew: {keys}",
     Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}{again}",
+    Why.ADOPTED: "attempt {attempt} goes on under another agent",
     Why.FELL_BACK: "its checkpoint{of} cannot be used; {then}",
     Why.LAUNCH_FAILED: "could not be started: {error}",
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",

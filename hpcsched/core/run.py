@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,6 +35,8 @@ class Run:
         self.lives: list[Life] = []
         self.rules = 1
         """The version of the rules by which the present life decides (`events.RULES`)."""
+        self.epoch = 0
+        """The number of the present life, as node agents know it; 0: it has none."""
         self.reads_inbox = False
         """Whether the agent has yet to carry out the commands that waited for it."""
         self.jobs: dict[int, Job] = {}
@@ -70,6 +72,13 @@ class Run:
         """Every job is in a final state."""
         return self.unfinished == 0
 
+    def lives_of(self, start_s: float, end_s: float) -> range:
+        """The numbers of the lives in which an attempt ran from `start_s` to `end_s`: of one that was adopted
+        several."""
+        begins = [life.at for life in self.lives]
+        first = max(1, bisect_right(begins, start_s))
+        return range(first - 1, max(first, bisect_left(begins, end_s)))
+
     def job_of(self, key: str) -> Job | None:
         """The job of this id or name."""
         job = self.jobs.get(int(key)) if key.isdecimal() else None
@@ -94,6 +103,7 @@ class Run:
         self.lives.append(Life(event.at, event.wall, len(event.devices)))
         self.grace_s, self.run_id = event.grace_s, event.run_id or self.run_id
         self.rules, self.plan, self.reads_inbox = event.rules, None, event.reads_inbox
+        self.epoch = event.epoch
 
     def has_read_inbox(self) -> None:
         """Note that the commands that waited for the agent have been carried out."""

@@ -42,14 +42,13 @@ def idle_of(machine: Machine) -> Idle:
     It is all from the journal: which GPUs each life had, and which of them attempts had, in whatever role.
     """
     run, end_s = machine.run, last_end_s(machine)
-    begins = [life.at for life in run.lives]
     held = [dict[int, list[tuple[float, float]]]() for _ in run.lives]
     for job in run.jobs.values():
         for attempt in job.attempts:
-            number = max(0, bisect_right(begins, attempt.start_s) - 1)
             stretch = attempt.start_s, end_s if attempt.end_s is None else attempt.end_s
-            for gpu in attempt.gpus:
-                held[number].setdefault(gpu, []).append(stretch)
+            for number in run.lives_of(*stretch):
+                for gpu in attempt.gpus:
+                    held[number].setdefault(gpu, []).append(stretch)
     idle_s: dict[str, float] = {}
     gpus: dict[str, int] = {}
     for (devices, there), used in zip(_there(machine, end_s), held, strict=True):

@@ -18,6 +18,7 @@ from hpcsched.store.json_lines import append_lines, read_lines
 MOST_BYTES = 2**25
 """The longest that the file gets (chosen): some 200 000 lines."""
 
+_SUMS = ("gpu_s", "busy_gpu_s", "energy_j", "energy_gpu_s", "cpu_s", "cpu_over_s")
 _Number = Annotated[float, Meta(ge=0, le=1e15)]
 _Mib = Annotated[float, Meta(ge=0, le=2.0**40)]
 
@@ -46,9 +47,14 @@ class JobUse(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def add(self, other: JobUse) -> None:
         """Add what was measured at another time."""
-        for name in ("gpu_s", "busy_gpu_s", "energy_j", "energy_gpu_s", "cpu_s", "cpu_over_s"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.memory_mib = max(self.memory_mib, other.memory_mib)
+
+    def take_off(self, other: JobUse) -> None:
+        """Take off what was measured before a time, and is in this."""
+        for name in _SUMS:
+            setattr(self, name, max(0.0, getattr(self, name) - getattr(other, name)))
 
     @property
     def nothing(self) -> bool:

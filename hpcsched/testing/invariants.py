@@ -112,8 +112,8 @@ def check(machine: Machine) -> None:
         late = job.id in machine.waiting.late
         assert waiting.foreground or not late, f"job {job.id} of the background is late"
         in_line = job.id in waiting.queue or late
-        crowded = machine.waiting.no_space.get(job.id)
-        due_s = max(job.submit_s, crowded.until if crowded else 0.0)
+        delay = machine.waiting.delays.get(job.id)
+        due_s = max(job.submit_s, delay.until if delay else 0.0)
         outside = machine.waiting.arrays.outside(job)
         assert in_line == (waits and due_s <= machine.run.now and not outside), f"job {job.id} queue"
         assert not (job.id in waiting.queue and late), f"job {job.id} waits twice"

@@ -244,7 +244,7 @@ def picture(machine: Machine) -> dict[str, Any]:
         "lanes": line(background.queue),
         "cores": line(cpu.queue),
         "late": sorted(waiting.late),
-        "no room": plain(sorted(waiting.no_space.items())),
+        "no room": plain(sorted(waiting.delays.items())),
         "to come": plain(sorted(waiting.arrivals)),
         "wait for others": [
             [i, sorted(others)] for i, others in sorted(waiting.dependents.items()) if others

@@ -33,9 +33,8 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
     elif isinstance(event, ev.AgentStarted):
         for job in machine.run.jobs.values():
             news = itertools.takewhile(lambda note: note.at == machine.run.now, reversed(job.story))
-            lines += [
-                f"{_name(job)}: {note.reason.said(noun)}" for note in news if note.reason.why is Why.LOST
-            ]
+            told = (note.reason for note in reversed([*news]) if note.reason.why in _TAKEN_OVER)
+            lines += [f"{_name(job)}: {reason.said(noun)}" for reason in told]
     elif isinstance(event, (ev.WorkersResized, ev.ResizeFailed)):
         job = machine.run.jobs[event.job_id]
         told = (
@@ -109,6 +108,9 @@ _PLACING = frozenset(
     }
 )
 """The reasons for which a job is launched on the GPUs it gets; a story tells of other things in between."""
+
+_TAKEN_OVER = frozenset({Why.LOST, Why.ADOPTED, Why.HOST_SILENT})
+"""What becomes of attempts of an earlier agent."""
 
 _PARTING = frozenset({Why.PARTED, Why.SLOWER_TOGETHER, Why.MOVED_APART})
 

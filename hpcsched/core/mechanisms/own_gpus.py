@@ -93,10 +93,6 @@ class OwnGpus(Mechanism):
         self._run.touch(job.id)
         self._run.list_running(job)
 
-    def forget_holders(self) -> None:
-        """Nobody holds a GPU any more: an agent begins with other ones."""
-        self.holder = {}
-
     def on(self, gpu: int) -> tuple[int, ...]:
         return (self.holder[gpu],) if gpu in self.holder else ()
 

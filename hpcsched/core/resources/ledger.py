@@ -76,14 +76,15 @@ class Ledger:
     # --- devices ----------------------------------------------------------------------------
 
     def begin_life(self, devices: Iterable[Device], cores: Iterable[HostCores] = ()) -> None:
-        """Begin with these devices, and these cores and memory of their hosts; nobody holds any."""
+        """Begin with these devices, and these cores and memory of their hosts; only jobs whose attempts go on
+        hold any."""
         self.host_cores = {host.host: host for host in cores}
         self.lost, self._lost_devices, self._away = {}, {}, {}
         healthy = {device.index: device for device in devices}
         self.kinds = frozenset(device.kind for device in healthy.values())
         self.noun, self._on_host = noun(self.kinds), {}
         self._note_hosts(healthy.values())
-        self._have(healthy, healthy)
+        self._have(healthy, (gpu for gpu in healthy if not self._own.on(gpu)))
 
     def lose(self, gpu: int, why: str) -> None:
         """Use this device no more."""

@@ -125,6 +125,13 @@ class Attempts:
         job.has(unstarted_s=job.traits.unstarted_s + seconds)
         self._limit_time(job)
 
+    def go_on(self, job: Job) -> None:
+        """Have a running attempt go on as it is, under another agent: that knows of no timer yet."""
+        self._out.note(job, Reason(Why.ADOPTED, {"attempt": job.attempt}))
+        self._estimates.disturb(job, job.gpus)
+        for kind, due in job.timers.items():
+            self._out.set_timer((kind, job.id, job.attempt), max(due, self._run.now))
+
     # --- leaving ----------------------------------------------------------------------------
 
     def leave(self, job: Job, wanted: str) -> None:

@@ -73,7 +73,7 @@ class Decisions:
         """Go by the policy of another agent."""
         self.policy = self._make_policy(event.policy, event.policy_options)
         self.options = event.policy_options
-        self.plan_asked = False
+        self.plan_asked, self._look_due = False, -inf
 
     def _plan_made(self, event: PlanMade) -> None:
         self._run.follow(event.plan)

@@ -238,8 +238,7 @@ class Endings:
         self.saved(job, saved_step)
         full = self._waiting.for_room(job, where)
         self.lost(job, None, f"no room in {where}", counts=False)
-        facts = {"where": where, "again": full.until, "tries": full.tries}
-        self._out.note(job, Reason(Why.NO_SPACE, facts))
+        self._out.note(job, full.reason)
         self._waiting.expect(job, full.until)
 
     def launch_failed(self, job: Job, error: str, *, again: bool) -> None:

@@ -28,7 +28,7 @@ REOPENS_S = 30.0
 class Joined:
     """A host that joined the run at `at` (seconds of the run's clock), with its GPUs, and `left` it then.
 
-    `left` None: not yet, or with the agent that it had joined.
+    `left` None: not yet, or with the last agent that had it.
     """
 
     host: str
@@ -71,6 +71,8 @@ class Hosts:
         """The devices of each life of the run, those that joined later too."""
         self.joined: list[Joined] = []
         """All hosts that joined, in all lives."""
+        self._guests: list[int] = []
+        """Which of them were in the run in this life."""
         self.given_back: list[GivenBack] = []
         """All hosts that were given back, in all lives."""
         self._leaving: dict[str, tuple[int, ...]] = {}
@@ -120,8 +122,8 @@ class Hosts:
 
     @property
     def guests(self) -> list[Joined]:
-        """The hosts that joined in this life."""
-        return [one for one in self.joined if one.at >= self._run.lives[-1].at]
+        """The hosts that joined in this life, or in an earlier one and went on in this."""
+        return [self.joined[number] for number in self._guests]
 
     def end_of(self, host: str) -> float | None:
         """When a host ends that does so before the run; None: it does not, or nobody knows."""
@@ -135,6 +137,7 @@ class Hosts:
         self._at_first, self._leaving, self._away, self._hurried = len(event.devices), {}, {}, set()
         self._due = None
         self._ends.begin_life(event)
+        self._guests = [number for number in self._guests if _goes_on(self.joined[number], event)]
 
     def give_back(self, hosts: Iterable[str]) -> None:
         """Give hosts back that no job uses."""
@@ -188,6 +191,7 @@ class Hosts:
         for device in event.devices:
             gpus.setdefault(device.host, []).append(device.index)
         self.joined += [Joined(host, tuple(on_it), event.at) for host, on_it in gpus.items()]
+        self._guests += range(len(self.joined) - len(gpus), len(self.joined))
         self._ends.end_at(event.ends)
         self._ledger.add(event.devices, event.cores)
         for joined in self._ledger.hooks("hosts_joined"):
@@ -201,8 +205,11 @@ class Hosts:
     # --- hosts that end ---------------------------------------------------------------------
 
     def _end_moved(self, event: ev.HostEndMoved) -> None:
-        host, known = event.host, event.host in self._ledger.host_names or event.host in self._away
-        if not known:
+        host, guests = (
+            event.host,
+            {one.host for one in self.guests if one.left is None} - self._leaving.keys(),
+        )
+        if host not in (*self._ledger.host_names, *self._away, *guests):
             return
         self._ends.end_at({host: event.end})
         self._hurried.discard(host)
@@ -284,8 +291,7 @@ class Hosts:
             if (gpus := self._leaving.pop(host, None)) is None:
                 continue
             self._ends.forget(host)
-            began = self._run.lives[-1].at
-            joined = [i for i, one in enumerate(self.joined) if one.host == host and one.at >= began]
+            joined = [number for number in self._guests if self.joined[number].host == host]
             if joined:
                 self.joined[joined[-1]] = replace(self.joined[joined[-1]], left=event.at)
             else:
@@ -296,3 +302,11 @@ class Hosts:
             if (gpus := self._leaving.pop(host, None)) is not None:
                 self._use_again(host, gpus)
         self._changed()
+
+
+def _goes_on(one: Joined, event: ev.AgentStarted) -> bool:
+    """Whether a host that had joined another agent is in the life that begins now, with the same GPUs."""
+    if one.left is not None or not event.epoch:
+        return False
+    there = {device.index for device in event.devices if device.host == one.host}
+    return set(one.gpus) == there and (bool(there) or one.host in {cores.host for cores in event.cores})

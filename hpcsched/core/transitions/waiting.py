@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import JobState
-from hpcsched.core.reasons import Reason
+from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.run import Run
 from hpcsched.core.transitions.arrays import Arrays
@@ -19,12 +19,20 @@ NO_ROOM_S, MAX_NO_ROOM_S = 5.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class NoSpace:
-    """There was no room for a job in directory `where`, so many times in a row; it waits `until` then."""
+class Delay:
+    """A job waits `until` then: there was no room for it in directory `where`, so many times in a row; or
+    ("") processes of its last attempt may live until then, on a host that has not been heard of."""
 
     where: str
     tries: int
     until: float
+
+    @property
+    def reason(self) -> Reason:
+        """Why it waits."""
+        if not self.where:
+            return Reason(Why.HOST_SILENT, {"again": self.until})
+        return Reason(Why.NO_SPACE, {"where": self.where, "again": self.until, "tries": self.tries})
 
 
 class Waiting:
@@ -38,8 +46,8 @@ class Waiting:
         """By job the ids of those that wait for it to complete."""
         self.late: set[int] = set()
         """Jobs that could start but for the time left: out of the queue until the deadline moves."""
-        self.no_space: dict[int, NoSpace] = {}
-        """By job: what had no room for it, and when it is tried again."""
+        self.delays: dict[int, Delay] = {}
+        """By job: why it does not start yet, and until when."""
         self.arrays = Arrays()
 
     # --- queues -----------------------------------------------------------------------------
@@ -47,8 +55,7 @@ class Waiting:
     def enqueue(self, job: Job) -> None:
         """Put a job into its queue if it could start now."""
         ready = job.state in (JobState.PENDING, JobState.SUSPENDED) and not job.held and not job.unmet
-        crowded = self.no_space.get(job.id)
-        if not ready or job.submit_s > self._run.now or (crowded and crowded.until > self._run.now):
+        if not ready or job.submit_s > self._run.now or self._delayed(job.id):
             return
         self._run.touch(job.id)
         if (more := self.arrays.limit_by(job)) is not None:
@@ -105,16 +112,19 @@ class Waiting:
             arrived |= self._ledger.waits_by(job).foreground
         return arrived
 
-    def begin_life(self) -> None:
-        """Try all that waited for room on a disk, and set the timers of the others again."""
+    def begin_life(self, unsure: Mapping[int, float]) -> None:
+        """Try all that waited for room on a disk, have those of `unsure` wait for their times (as those of
+        earlier lives still do), and set the timers of all that wait for a time."""
         self._try_full_disks_again()
+        for job_id, until in unsure.items():
+            self._for_silent_host(self._run.jobs[job_id], until)
         for at, job_id in sorted(self.arrivals):
             self._wake_at_arrival(self._run.jobs[job_id], at)
         self.let_late_in()
 
     def _wake_at_arrival(self, job: Job, at: float) -> None:
         # Exactly then: now + (then - now) may come out before it.
-        if not job.state.final:
+        if not job.state.final or self._delayed(job.id):
             self._out.set_timer(("arrival", job.id, job.attempt), at)
 
     # --- other jobs -------------------------------------------------------------------------
@@ -156,23 +166,31 @@ class Waiting:
             if here and self._ledger.waits_by(job).planned:
                 yield job
 
-    # --- disks ------------------------------------------------------------------------------
+    # --- disks, and hosts that are silent -----------------------------------------------------
 
-    def for_room(self, job: Job, where: str) -> NoSpace:
+    def _delayed(self, job_id: int) -> bool:
+        delay = self.delays.get(job_id)
+        return delay is not None and delay.until > self._run.now
+
+    def for_room(self, job: Job, where: str) -> Delay:
         """Have a job wait for room in directory `where`, each time in a row for longer."""
-        before = self.no_space.get(job.id)
+        before = self.delays.get(job.id)
         tries = before.tries + 1 if before else 1
         until = self._run.now + min(NO_ROOM_S * 2 ** min(tries - 1, 10), MAX_NO_ROOM_S)
-        self.no_space[job.id] = NoSpace(where, tries, until)
-        return self.no_space[job.id]
+        self.delays[job.id] = Delay(where, tries, until)
+        return self.delays[job.id]
 
     def has_room(self, job: Job) -> None:
-        """Note that there was room for a job, or that it needs none any more."""
-        self.no_space.pop(job.id, None)
+        """Note that there was room for a job, or that it needs none any more. Processes that may still live
+        do so whatever becomes of the job."""
+        delay = self.delays.get(job.id)
+        if delay is not None and (delay.where or delay.until <= self._run.now):
+            del self.delays[job.id]
 
     def _try_full_disks_again(self) -> None:
         """Let in those that waited for room: people who take a run up again have seen to the disks."""
-        waited, self.no_space = self.no_space, {}
+        waited = [job_id for job_id, delay in self.delays.items() if delay.where]
+        self.delays = {job_id: delay for job_id, delay in self.delays.items() if not delay.where}
         jobs = self._run.jobs
         self.arrivals = [
             (at, i) for at, i in self.arrivals if i not in waited or jobs[i].submit_s > self._run.now
@@ -180,3 +198,11 @@ class Waiting:
         heapify(self.arrivals)
         for job_id in waited:
             self.enqueue(jobs[job_id])
+
+    def _for_silent_host(self, job: Job, until: float) -> None:
+        """Have a job wait until no process of its last attempt can live any more."""
+        self.delays[job.id] = Delay("", 0, until)
+        if self._delayed(job.id):
+            self.dequeue(job)
+            self._out.note(job, self.delays[job.id].reason)
+            heappush(self.arrivals, (until, job.id))

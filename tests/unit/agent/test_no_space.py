@@ -62,7 +62,7 @@ def test_a_failure_without_room_does_not_count_and_the_job_waits_longer_each_tim
         pause = min(2 * pause, MAX_NO_ROOM_S)
     driver.exits("a", 0, 100)
     assert driver.states() == ["COMPLETED"]
-    assert driver.machine.waiting.no_space == {}
+    assert driver.machine.waiting.delays == {}
 
 
 def test_the_same_at_a_launch(driver):
@@ -70,7 +70,7 @@ def test_the_same_at_a_launch(driver):
     later(driver, NO_ROOM_S)
     driver.tell(ev.LaunchFailed, "a", error="x: No space left on device", transient=False, no_room=WHERE)
     assert driver.states() == ["PENDING"]
-    assert driver.machine.waiting.no_space[1].tries == 2
+    assert driver.machine.waiting.delays[1].tries == 2
 
 
 def test_a_save_that_had_no_room_keeps_what_was_saved(driver):
@@ -92,7 +92,7 @@ def test_what_says_that_there_is_room_begins_anew(driver):
     driver.tell(ev.WorkersSpawned, "a", processes=((1, 1),))
     driver.tell(ev.WorkersReady, "a")
     fails(driver)
-    assert driver.machine.waiting.no_space[1].tries == 1
+    assert driver.machine.waiting.delays[1].tries == 1
 
 
 def test_a_cancelled_job_waits_for_no_room(driver):

@@ -152,6 +152,8 @@ class Background(Mechanism):
 
     def begin_life(self, event: AgentStarted) -> None:
         self._due = -inf
+        for job_id in event.adopted:
+            self.lanes.disturb(job_id, self._run.now)
 
     def view(self) -> LaneView:
         """The background lanes as a rule sees them now."""

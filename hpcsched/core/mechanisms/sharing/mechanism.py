@@ -243,6 +243,8 @@ class Sharing(Mechanism):
         self._due = -inf
         self.shares.idle_s, self.shares.parted = None, set()
         self.shares.came_s.clear()
+        for job_id in event.adopted:
+            self.shares.speeds.disturb(job_id, self._run.now)
         kinds = {device.kind for device in event.devices}
         if kinds != self._kinds:  # of others nothing is known
             self.shares.models, self.shares.costly, self.shares.worth = {}, {}, {}
