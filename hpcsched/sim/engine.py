@@ -280,8 +280,8 @@ class Simulation:
 
     def _feed(self, event: ev.Event) -> None:
         if isinstance(event, ev.AgentStarted):
-            self._runs.clear()
-            self._watched.clear()
+            self._runs = {job_id: run for job_id, run in self._runs.items() if job_id in event.adopted}
+            self._watched = {job_id: run for job_id, run in self._watched.items() if job_id in self._runs}
         actions = self.machine.handle(event)
         self.machine.run.take_changed()  # nobody reads it here
         if self._watch:

@@ -159,6 +159,7 @@ class Driver:
         deadline: float | None = None,
         devices: Sequence[Device] = (),
         reads_inbox: bool = False,
+        **rest: Any,
     ) -> list[Action]:
         """An agent begins with so many GPUs on each host, or with these `devices`."""
         return self.tell(
@@ -176,7 +177,18 @@ class Driver:
             release_after_s=self._release_after_s,
             reads_inbox=reads_inbox,
             stays="n1",
+            **rest,
         )
+
+    def take_over(
+        self, *adopted: int | str, unsure: Mapping[int, float] | None = None, hosts: int = 1, **rest: Any
+    ) -> list[Action]:
+        """An agent begins on the same devices, under which these jobs go on."""
+        ids = tuple(self.job(job).id for job in adopted)
+        devices = self.machine.hosts.devices[-1]
+        epoch = self.machine.run.epoch + 1
+        more: dict[str, Any] = {"unsure": unsure or {}, "epoch": epoch, **rest}
+        return self.start_agent(0, devices=devices, hosts=hosts, adopted=ids, **more)
 
     def submit(self, *specs: JobSpec) -> list[Action]:
         return self.tell(ev.JobsSubmitted, first_id=len(self.machine.run.jobs) + 1, jobs=specs)
@@ -400,6 +412,9 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "draining": machine.deadline.draining,
         "deadline": machine.deadline.at,
         "late": machine.waiting.late,
+        "delays": machine.waiting.delays,
+        "guests": machine.hosts.guests,
+        "epoch": machine.run.epoch,
         "unfinished": machine.run.unfinished,
         "dependents": {i: sorted(waiting) for i, waiting in machine.waiting.dependents.items() if waiting},
         "edits": (machine.run.kept, machine.run.updated),

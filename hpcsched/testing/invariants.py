@@ -48,6 +48,8 @@ def check(machine: Machine) -> None:
         assert set(job.gpus) <= set(machine.ledger.devices) or called_off, f"job {job.id} holds a lost GPU"
         assert set(job.current.gpus) <= set(job.gpus), f"job {job.id} runs on GPUs it does not hold"
         assert job.current.end_s is None, f"job {job.id} is active, its attempt is over"
+        delay = machine.waiting.delays.get(job.id)
+        assert delay is None or delay.until <= job.current.start_s, f"job {job.id} was to wait"
         assert not job.unmet, f"job {job.id} runs before what it waits for"
         if job.becoming:
             assert job.ready, f"job {job.id} is resized before it is ready"

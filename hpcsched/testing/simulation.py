@@ -1,7 +1,8 @@
 """Crashes at will: a simulation that writes the real journal, and what a later agent makes of its remains.
 
 The machine, the journal and the replay are the real ones; recovery follows `agent.recovery`: replay the
-journal, look which steps are saved on disk, say AgentStarted, go on.
+journal, look which steps are saved on disk, say AgentStarted, go on. Where only the agent has died, the
+workers on other hosts live on: the next agent adopts some of them, and has not heard of the hosts of others.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from hpcsched.core import events as ev
@@ -73,6 +75,11 @@ class _Saving(Simulation):
             at += every_s
 
     def _feed(self, event: ev.Event) -> None:
+        if isinstance(event, ev.AgentStarted):
+            super()._feed(event)
+            for job_id in event.adopted:
+                self._saves(job_id)
+            return
         if isinstance(event, ev.CheckpointSaved):
             run = self._runs.get(event.job_id)
             if run is None or run.attempt != event.attempt or run.course.steps < event.step:
@@ -86,7 +93,10 @@ class Rehearsal:
     """A scene played to the end with every event in a journal, to be cut off anywhere.
 
     `machine` is the state at the end; `saved[k]` is, by job, the newest step on disk after k records.
+    `started` is what the agent after the latest crash said first.
     """
+
+    started: ev.AgentStarted
 
     def __init__(self, scene: Scene, folder: Path) -> None:
         self._scene = scene
@@ -105,9 +115,11 @@ class Rehearsal:
         """The number of records of the whole journal."""
         return len(self._ends) - 1
 
-    def crash(self, records: int, *, torn: bool) -> tuple[Machine, Machine]:
+    def crash(self, records: int, *, torn: bool, takes_over: Random | None = None) -> tuple[Machine, Machine]:
         """Lose all but the first `records` records (`torn`: and half of the next), recover, go on.
 
+        `takes_over`: only the agent has died, and chances are even for each attempt to be adopted; else its
+        processes are over, or its host has not been heard of.
         A torn record tells of something that has happened: what it says was saved is on disk.
         Returns the state just after the replay, and that at the end.
         """
@@ -119,10 +131,17 @@ class Rehearsal:
         machine, length, count, carried_out = replay(self._cut, make_policy)
         assert (length, count) == (self._ends[records], records)
         on_disk = self.saved[records + torn]
-        first = [*self._first(machine, on_disk), *self._scene.inbox(carried_out, machine.run.now)]
+        first = [
+            *self._first(machine, on_disk, takes_over),
+            *self._scene.inbox(carried_out, machine.run.now),
+        ]
         journal = Journal(self._cut, length=length, records=count)
         self._saved_after_crash = [*self.saved[:records], dict(on_disk)]
         return before, self._play(machine, first, journal, self._saved_after_crash)
+
+    def replayed(self) -> Machine:
+        """The state that the journal of the latest crash leads to."""
+        return replay(self._cut, make_policy).machine
 
     def keep_crash(self) -> None:
         """The run with the latest crash in it is the one that is cut off from now on."""
@@ -130,20 +149,30 @@ class Rehearsal:
         self.saved = self._saved_after_crash
         self._load()
 
-    def _first(self, machine: Machine, saved: Mapping[int, int]) -> list[ev.Event]:
+    def _first(
+        self, machine: Machine, saved: Mapping[int, int], takes_over: Random | None = None
+    ) -> list[ev.Event]:
         """What an agent says first: that it is there, and the jobs that the run does not know yet."""
         scene, now = self._scene, machine.run.now
-        first: list[ev.Event] = [
-            ev.AgentStarted(
-                rules=ev.RULES,
-                at=now,
-                wall=now,
-                devices=some_devices(scene.gpus),
-                policy=scene.policy,
-                policy_options=scene.options,
-                saved_steps={job_id: saved[job_id] for job_id in machine.run.active if job_id in saved},
-            )
-        ]
+        adopted: tuple[int, ...] = ()
+        unsure: dict[int, float] = {}
+        if takes_over:
+            adopted = tuple(job_id for job_id in machine.adoptable() if takes_over.random() < 0.5)
+            over = [job_id for job_id in machine.run.active if job_id not in adopted]
+            unsure = {i: now + takes_over.uniform(1.0, 60.0) for i in over if takes_over.random() < 0.5}
+        self.started = ev.AgentStarted(
+            rules=ev.RULES,
+            at=now,
+            wall=now,
+            devices=some_devices(scene.gpus),
+            policy=scene.policy,
+            policy_options=scene.options,
+            saved_steps={i: saved[i] for i in machine.run.active if i in saved and i not in adopted},
+            adopted=adopted,
+            unsure=unsure,
+            epoch=len(machine.run.lives) + 1,
+        )
+        first: list[ev.Event] = [self.started]
         new = tuple(job for job in scene.jobs if job.name not in machine.run.by_name)
         if new:
             first += [

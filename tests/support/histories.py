@@ -41,6 +41,12 @@ gpu_ranges = st.sampled_from([(1, None), (1, None), (1, 1), (2, 4), (3, 3), (6, 
 attempts_off = st.sampled_from([0, 0, 0, 0, -1, 1])
 
 
+def as_it_is(job):
+    """What does not change as another agent takes a job over, though it may decide on the job at once."""
+    attempts = [(one.number, one.start_s, one.gpus, one.role, one.end_s) for one in job.attempts]
+    return job.attempt, attempts, job.role, job.step, job.saved_step, job.ready, job.repeated, job.processes
+
+
 class _Run(RuleBasedStateMachine):
     """The driver checks the invariants after every event."""
 
@@ -323,3 +329,20 @@ class AnythingGoes(_Run):
         steps = {job.id: job.step for job in self.machine.run.active.values()} if saved else {}
         deadline = None if seconds is None else self.driver.now + seconds
         self.driver.start_agent(gpus, steps, hosts=hosts, deadline=deadline)
+
+    @precondition(lambda self: self.machine.run.active)
+    @rule(
+        kept=st.integers(0, 2**12 - 1),
+        silent=st.integers(0, 2**12 - 1),
+        saved=st.booleans(),
+        wait_s=st.sampled_from([0.0, 2.0, 50.0]),
+    )
+    def taken_over(self, kept, silent, saved, wait_s):
+        """On the same devices: some attempts go on, and hosts of others have not been heard of."""
+        active, now = self.machine.run.active, self.driver.now
+        adopted = [i for i in self.machine.adoptable() if kept >> i % 12 & 1]
+        unsure = {i: now + wait_s for i in active if i not in adopted and silent >> i % 12 & 1}
+        steps = {job.id: job.step for job in active.values()} if saved else {}
+        before = {i: as_it_is(active[i]) for i in adopted}
+        self.driver.take_over(*adopted, unsure=unsure, hosts=3, saved=steps)
+        assert {i: as_it_is(self.driver.job(i)) for i in adopted} == before

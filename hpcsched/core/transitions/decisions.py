@@ -73,7 +73,9 @@ class Decisions:
         """Go by the policy of another agent."""
         self.policy = self._make_policy(event.policy, event.policy_options)
         self.options = event.policy_options
-        self.plan_asked, self._look_due = False, -inf
+        self.plan_asked = False
+        if event.epoch:  # in journals without it the timer of an earlier agent was not set again
+            self._look_due = -inf
 
     def _plan_made(self, event: PlanMade) -> None:
         self._run.follow(event.plan)

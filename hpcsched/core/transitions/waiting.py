@@ -200,9 +200,13 @@ class Waiting:
             self.enqueue(jobs[job_id])
 
     def _for_silent_host(self, job: Job, until: float) -> None:
-        """Have a job wait until no process of its last attempt can live any more."""
-        self.delays[job.id] = Delay("", 0, until)
-        if self._delayed(job.id):
+        """Have a job wait until no process of its last attempt can live any more; that may be now."""
+        waited = self._delayed(job.id)
+        if until > self._run.now:
+            self.delays[job.id] = Delay("", 0, until)
             self.dequeue(job)
             self._out.note(job, self.delays[job.id].reason)
             heappush(self.arrivals, (until, job.id))
+        elif waited:
+            del self.delays[job.id]
+            self.enqueue(job)

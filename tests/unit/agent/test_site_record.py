@@ -87,6 +87,27 @@ def test_what_a_life_leaves_is_replaced_as_a_whole_and_summed_up(driver: Driver,
     assert total.gpu_hours == pytest.approx(2.0) == total.held_gpu_hours + total.idle_gpu_hours
 
 
+def test_of_an_adopted_attempt_each_life_tells_what_was_of_its_time(driver: Driver, tmp_path: Path) -> None:
+    driver.reports("a", 30)
+    before = JobUse(job=1, attempt=1, gpu_s=3600, busy_gpu_s=3000, cpu_s=50, cpu_over_s=3600, memory_mib=3)
+    job_use.append(tmp_path / "job-use", [before])
+    record = record_of(driver.machine, tmp_path)
+    driver.take_over("a", "b")
+    driver.now = 5400.0
+    driver.reports("a", 50)
+    after = JobUse(job=1, attempt=1, gpu_s=1800, busy_gpu_s=900, cpu_s=60, cpu_over_s=1800, memory_mib=2)
+    job_use.append(tmp_path / "job-use", [after])
+    for number, (seconds, gpu_s) in enumerate(((3600.0, 10_800.0), (1800.0, 5400.0))):
+        held = held_in(driver.machine, number)
+        assert sum(held.by_attempt.values()) == gpu_s and held.idle_s == seconds
+    record.close()
+    (file,) = tmp_path.glob("*.jsonl")
+    life, a, b = map(json.loads, file.read_text().splitlines())
+    assert (a["start"], a["end"], a["attempts"]) == (life["start"], life["end"], 1)
+    assert (a["steps"], a["gpu_s"], b["gpu_s"]) == (20, 1800.0, 3600.0)
+    assert (a["sampled_gpu_s"], a["busy_gpu_s"], a["cpu_s"]) == (1800.0, 900.0, 60.0)
+
+
 def test_a_folder_that_cannot_be_written_is_said_once(driver: Driver, tmp_path: Path) -> None:
     told: list[str] = []
     record = record_of(driver.machine, tmp_path / "none", told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 from budget import share, slow
@@ -22,6 +23,16 @@ PROFILES = (
     a_profile("wide", [1, 2, 3, 4, 5], start_s=10.0, suspend_s=8.0, resume_s=6.0),
 )
 EVERY = {"checkpoint_every_s": 13.0}
+
+
+class Everybody(Random):
+    """Has all attempts adopted that can be."""
+
+    def random(self):
+        return 0.0
+
+
+EVERYBODY = Everybody()
 
 
 def command(kind, at, job_id):
@@ -168,6 +179,44 @@ def test_a_crash_at_every_record(rehearsal, torn):
             if after.state is JobState.COMPLETED:
                 assert after.step == job.spec.steps
     assert again > 0 or len(tried) < len(cuts)
+
+
+@pytest.mark.parametrize("torn", [False, True], ids=["between records", "in a record"])
+@pytest.mark.long
+def test_the_agent_alone_dies_at_every_record(rehearsal, torn):
+    """Attempts that are adopted repeat nothing, jobs whose processes may live wait, and all come to their
+    ends. That nobody runs twice, and no GPU is held twice, the simulation and the invariants check."""
+    expected = {job.spec.name: job.state for job in rehearsal.machine.run.jobs.values()}
+    adopted = unsure = 0
+    cuts = range(rehearsal.records + (not torn))
+    for records in (tried := share(cuts)):
+        before, end = rehearsal.crash(records, torn=torn, takes_over=Random(records))
+        started = rehearsal.started
+        assert {job.spec.name: job.state for job in end.run.jobs.values()} == expected, records
+        assert state_of(rehearsal.replayed()) == state_of(end), records
+        for job_id in started.adopted:
+            job, after = before.run.jobs[job_id], end.run.jobs[job_id]
+            attempt = after.attempts[job.attempt - 1]
+            assert after.repeated == job.repeated, (records, job.spec.name)
+            assert (attempt.start_s, attempt.gpus) == (job.current.start_s, job.current.gpus)
+            assert attempt.ended is not Ended.LOST and attempt.end_s >= started.at
+        for job_id, until in started.unsure.items():
+            number = before.run.jobs[job_id].attempt
+            assert end.run.jobs[job_id].attempts[number - 1].end_s == started.at
+            assert all(one.start_s >= until for one in end.run.jobs[job_id].attempts[number:])
+        adopted, unsure = adopted + len(started.adopted), unsure + len(started.unsure)
+    assert (adopted > 0 and unsure > 0) or len(tried) < len(cuts)
+
+
+def test_agents_that_die_one_after_the_other_repeat_nothing_of_what_is_adopted(tmp_path):
+    rehearsal = Rehearsal(ONE_BY_ONE, tmp_path)
+    for lives in (2, 3, 4):
+        before, end = rehearsal.crash(rehearsal.records * lives // 5, torn=False, takes_over=EVERYBODY)
+        assert rehearsal.started.adopted == before.adoptable()
+        assert end.run.finished and len(end.run.lives) == lives
+        rehearsal.keep_crash()
+    assert [job.repeated for job in end.run.jobs.values()] == [0, 0, 0, 0]
+    assert sum(len(job.attempts) for job in end.run.jobs.values()) == 3 + (end.run.jobs[3].attempt > 0)
 
 
 def test_a_held_job_is_still_held_after_a_crash(tmp_path):
