@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,8 @@ class TakenOver:
     by job the seconds for which its processes may still live on a host that has not come (`unsure_s`)."""
 
     adopted: tuple[WatchedAttempt, ...] = ()
-    unsure_s: Mapping[int, float] = {}
-    store_keys: Mapping[int, str] = {}
+    unsure_s: Mapping[int, float] = field(default_factory=dict)
+    store_keys: Mapping[int, str] = field(default_factory=dict)
 
 
 def is_joinable(rundir: RunDir) -> bool:

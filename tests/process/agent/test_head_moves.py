@@ -1,4 +1,4 @@
-"""The head of a joinable run dies, or its allocation ends: what runs elsewhere goes on, and another leads it."""
+"""The head of a joinable run dies, or its allocation ends: what runs elsewhere goes on under another."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ def test_what_runs_elsewhere_goes_on_without_the_head_and_under_the_next(bench: 
         lambda: bench.status()["run"]["stale"] is False and bench.states().get("a") == "RUNNING", "goes on"
     )
     machine, _ = bench.replayed()
-    print(guest.said)
-    print((bench.dir / "nodes.log").read_text())
     assert [len(machine.run.jobs[i].attempts) for i in (1, 2)] == [1, 1]
     bench("cancel", "a", "b")
     assert guest.wait() == 0
