@@ -79,6 +79,11 @@ class Hosts:
         names = list(self.host_of.values())
         return max((names.count(name) for name in set(names)), default=0)
 
+    @property
+    def own_name(self) -> str:
+        """The name of this host in the run; "" where no node agent runs on it."""
+        return self.remote.name_here(socket.gethostname()) if self.remote else self.host_names[0]
+
     def first_of_each(self, jobs: Iterable[Job]) -> list[str]:
         """The first host of each job's newest attempt."""
         host_of, hosts = self.host_of, list[str]()

@@ -72,8 +72,7 @@ class Agent:
         """Whether the user has had all jobs killed."""
         self._inbox_due = 0.0
         self._progress_due = time.monotonic() + PROGRESS_PERIOD_S
-        self._snapshot_due = 0.0
-        self._snapshot_at = 0.0
+        self._snapshot_due = self._snapshot_at = 0.0
         self._warned = False
         self._woken_at = float("-inf")
         self._kept_by: float | None = None
@@ -89,7 +88,8 @@ class Agent:
         with self._signals():
             try:
                 self._refuse(self._process(list(first)))
-                if self._machine.run.reads_inbox:  # what has been cancelled or held meanwhile never starts
+                if self._machine.run.reads_inbox:  # nothing starts on lost hosts, nor what is cancelled
+                    self._process([*self._hosts_changed(), *self._of_the_end([])])
                     self._inbox_events(time.monotonic())
                     self._process([ev.InboxRead(at=self._clock.now())])
                 self._ask_for_jobs()

@@ -217,8 +217,8 @@ def run(
             release_after_s=release_after_s(
                 request.release_idle_s, batch, allocation, hosts.speed, say, joinable=joinable
             ),
-            stays="" if request.leads else allocation.here or "",
-            reads_inbox=bool(Inbox.waiting(rundir)),
+            stays=hosts.own_name if request.leads else allocation.here or "",
+            reads_inbox=bool(earlier or Inbox.waiting(rundir)),
             adopted=tuple(attempt.job_id for attempt in taken.adopted),
             unsure={job_id: now + left_s * hosts.speed for job_id, left_s in taken.unsure_s.items()},
             epoch=epoch,
@@ -345,7 +345,8 @@ def run(
             if without_exec(batch):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
-            outcome = agent.run([started, *prohibited(hosts.inventory, started.at), *new_jobs])
+            coming = (replace(event, at=now) for event in new_jobs)
+            outcome = agent.run([started, *prohibited(hosts.inventory, now), *coming])
             if outcome is RunOutcome.MOVED and hosts.remote:
                 hosts.remote.moves = True
                 rundir.write_record(msgspec.structs.replace(record, left=True))

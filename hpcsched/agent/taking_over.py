@@ -58,10 +58,25 @@ def clock_at(machine: Machine, speed: float) -> float:
     return max(machine.run.now, life.at + (time.time() - life.wall) * speed)
 
 
+def ends_before(machine: Machine, speed: float) -> dict[str, float]:
+    """When the hosts of the agent before end, by the monotonic clock; those that had no end are not in it."""
+    life, hosts, run_end = machine.run.lives[-1], machine.hosts, machine.deadline.at
+    since_s = time.time() - time.monotonic()
+    joined = {one.host for one in hosts.guests}
+    ends = {
+        host: run_end if (end := hosts.end_of(host)) is None and host not in joined else end
+        for host in {device.host for device in hosts.devices[-1]}
+    }
+    return {
+        host: life.wall + (end - life.at) / speed - since_s for host, end in ends.items() if end is not None
+    }
+
+
 def take_over(
     machine: Machine, remote: RemoteLauncher[Any], site: Site, *, grace_s: float, say: Callable[[str], None]
 ) -> TakenOver:
     """Sort out what runs on. What cannot go on is asked to save, and has ended when this returns."""
+    remote.guests.ended_at(ends_before(machine, site.speed))
     resuming, may = Resuming(site), {*machine.adoptable()}
     adopted, others = dict[int, WatchedAttempt](), dict[int, WatchedAttempt]()
     keys = dict[int, str]()

@@ -56,7 +56,7 @@ class AllocationEnd:
         clock: RunClock,
         *,
         watch: AllocationWatch | None,
-        at: float | None = None,
+        at: float | None,
         tell: Callable[[str], None],
         publish: Callable[[float | None], None],
     ) -> None:

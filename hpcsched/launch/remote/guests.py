@@ -134,6 +134,14 @@ class Guests:
         guest = self._guests.get(token)
         return tuple(guest.names.values()) if guest else ()
 
+    def ended_at(self, ends: Mapping[str, float]) -> None:
+        """Take these ends (by the monotonic clock) for those of hosts of the head before, until their
+        `hpcsched join` says otherwise."""
+        for name, end in ends.items():
+            node = self._nodes.get(name)
+            if node is not None and node.earlier and node.end is None:
+                node.end = end
+
     def allocation_of(self, host: str) -> str:
         """The allocation that a host has come from, in words."""
         return next((one.allocation for one in self._guests.values() if host in one.names.values()), "")

@@ -362,10 +362,6 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         """The hosts of the `hpcsched join` with this token ("": of the head's own allocation)."""
         return self.guests.of(token) if token else [node.name for node in self._ours]
 
-    def is_up(self, host: str) -> bool:
-        """Whether a host is in the run."""
-        return self._nodes[host].up
-
     def keeps(self, host: str) -> bool:
         """Whether the newest state of a job is still in a host's memory alone."""
         return bool(self._nodes[host].keeping)

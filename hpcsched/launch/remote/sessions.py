@@ -99,6 +99,15 @@ class HeadSessions:
             for node in self._nodes.values():
                 self._timers(node, now)
 
+    def is_up(self, host: str) -> bool:
+        """Whether a host is in the run."""
+        return self._nodes[host].up
+
+    def name_here(self, hostname: str) -> str:
+        """The name in the run of a host that calls itself so; "" where it is none of the run's."""
+        up = (node for node in self._nodes.values() if node.up)
+        return next((node.name for node in up if node.hello and node.hello.hostname == hostname), "")
+
     @property
     def silence_s(self) -> float:
         """See `protocol.silence_s`."""

@@ -81,6 +81,7 @@ class Scene:
             self.driver.machine,
             RunClock(),
             watch=self.watch,  # type: ignore[arg-type]
+            at=deadline,
             tell=self.said.append,
             publish=lambda at: None,
         )
@@ -92,6 +93,7 @@ class Scene:
             clock=RunClock(),
             journal=None,
             ending=self.ending,
+            moving=None,
             observer=SimpleNamespace(message=self.said.append),
             ends_by=frozenset({signal.SIGTERM}),
             signals_all=frozenset({signal.SIGTERM, signal.SIGINT}),

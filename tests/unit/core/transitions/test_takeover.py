@@ -301,7 +301,7 @@ def test_gpu_time_counts_once_over_the_lives_of_an_attempt() -> None:
     idle, result = idle_of(driver.machine), result_of(driver.machine)
     assert idle.gpu_hours == pytest.approx(0.5)
     assert result.gpu_hours == pytest.approx(5.5)
-    assert there_gpu_s(driver.machine, 10_800.0) == pytest.approx(2 * 10_800)
+    assert there_gpu_s(driver.machine, 10_800.0) == {"n1": pytest.approx(2 * 10_800)}
     assert result.gpus == 2 and result.utilisation == pytest.approx(5.5 / 6)
 
 
