@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from hpcsched.launch.remote.keys import Join
 from hpcsched.store.heads import claim_number, give_up_number
-from hpcsched.store.rundir import RunDir, RunDirError, agent_works
+from hpcsched.store.rundir import RunDir, RunDirError, agent_works, last_status
 
 AGAIN_S = 15.0
 """Time until it is tried again after an agent that was started here has ended (chosen)."""
@@ -52,7 +52,9 @@ class NextHead:
 
     def look(self, last: Join) -> None:
         """Start an agent if the run has none; `last`: the keys of the one that it had."""
-        now = time.monotonic()
+        now, status = time.monotonic(), last_status(self._rundir)
+        if status is None or status.state != "RUNNING":
+            return  # it has ended in good order, or somebody wanted it to
         if self.leads or agent_works(self._rundir):
             self._not_before = None if self._process else self._not_before
             return

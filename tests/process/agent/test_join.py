@@ -68,23 +68,6 @@ def test_who_interrupts_it_has_its_hosts_back_and_may_join_again(bench: Bench) -
     assert second.wait() == 0 and bench.all_gone()
 
 
-@pytest.mark.slow
-def test_it_joins_the_next_agent_when_one_has_died(bench: Bench) -> None:
-    file = bench.set_of(saves("a", steps=FOREVER, gpus=1), saves("b", steps=FOREVER, gpus=1))
-    first = bench.start(file, *HERE, "--grace", "2")
-    bench.ready("a")
-    guest = bench.start(*THERE, command="join")
-    bench.ready("b")
-    first.kill()
-    first.wait()
-    bench.until(lambda: "waiting" in guest.said, "the guest notices")
-    second = bench.start("--resume", *HERE)
-    bench.until(lambda: {*hosts(bench, "a"), *hosts(bench, "b")} == {"home", "far"}, "both run again")
-    bench("cancel", "a", "b")
-    assert second.wait() == 0 and guest.wait() == 0
-    assert guest.said.endswith("the run is over\n") and bench.all_gone()
-
-
 def test_a_job_that_needs_more_than_there_is_waits_for_hosts_to_come(bench: Bench) -> None:
     file = bench.set_of(saves("a", steps=FOREVER, gpus=1), saves("wide", steps=20, gpus=1, nodes=2))
     run = bench.start(file, *HERE)
