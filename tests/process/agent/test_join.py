@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from livebench import FOREVER, Bench, saves
+from livebench import FOREVER, Bench, job, saves
 
 HERE = ("--devices", "cpu:1", "--hosts", "home", "--launcher", "local", "--joinable", "--margin", "3")
 THERE = ("--hosts", "far", "--launcher", "local")
@@ -69,7 +69,7 @@ def test_who_interrupts_it_has_its_hosts_back_and_may_join_again(bench: Bench) -
 
 
 def test_a_job_that_needs_more_than_there_is_waits_for_hosts_to_come(bench: Bench) -> None:
-    file = bench.set_of(saves("a", steps=FOREVER, gpus=1), saves("wide", steps=20, gpus=1, nodes=2))
+    file = bench.set_of(saves("a", steps=FOREVER, gpus=1), job("wide", "sleep 0.1", gpus=1, nodes=2))
     run = bench.start(file, *HERE)
     bench.ready("a")
     assert bench.job("wide")["state"] == "PENDING"
