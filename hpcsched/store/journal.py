@@ -171,14 +171,20 @@ def is_whole(line: bytes) -> bool:
 
 def detach(path: Path) -> None:
     """Put a copy in a journal's place, so that an agent that still has the other one open writes no record
-    any more: it finds that its file is gone. Raises StoreError."""
+    any more: it finds that its file is gone, and what it had written by then is in the copy. Raises
+    StoreError."""
     copy = path.with_name(f".{path.name}.tmp")
     try:
         copy.unlink(missing_ok=True)
-        shutil.copy2(path, copy)
-        with copy.open("rb") as file:
-            os.fsync(file.fileno())
-        copy.replace(path)
+        with path.open("rb") as old, copy.open("xb") as new:
+            os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
+            shutil.copyfileobj(old, new)
+            new.flush()
+            os.fsync(new.fileno())
+            copy.replace(path)
+            shutil.copyfileobj(old, new)  # what was written between the two
+            new.flush()
+            os.fsync(new.fileno())
         sync_folder(path.parent)
     except OSError as error:
         raise StoreError(f"cannot take {path} over: {error.strerror or error}") from error

@@ -238,3 +238,22 @@ def test_room_for_records_is_kept_ahead_and_given_back(tmp_path, events):
     writer.close()
     assert path.stat().st_size == length
     assert path.stat().st_blocks * 512 < length + 2**16
+
+
+def test_who_is_followed_writes_no_record_more_and_none_of_its_records_is_lost(path, events, monkeypatch):
+    _, length, records, _ = replay(path, make_policy)
+    old = Journal(path, length=length, records=records)
+    replace = type(path).replace
+
+    def in_between(copy, target):
+        old.append([ev.TimerFired(at=1e6, key=("drain", 0, 0))])
+        return replace(copy, target)
+
+    monkeypatch.setattr(type(path), "replace", in_between)
+    journal.detach(path)
+    monkeypatch.undo()
+    with pytest.raises(StoreError, match="removed"):
+        old.append([ev.TimerFired(at=2e6, key=("drain", 0, 0))])
+    old.close()
+    assert told(path) == [*events, ev.TimerFired(at=1e6, key=("drain", 0, 0))]
+    assert path.stat().st_mode & 0o777 == 0o600
