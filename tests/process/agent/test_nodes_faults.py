@@ -77,7 +77,7 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken connection is proof however long this process stood still; nothing else is in time."""
     monkeypatch.setattr(sessions, "STALL_S", DEADLINE_S)
     monkeypatch.setattr(host, "CLOSED_S", DEADLINE_S)
-    monkeypatch.setattr(protocol, "silence_s", lambda grace_s: 2 * DEADLINE_S)
+    monkeypatch.setattr(protocol, "silence_s", lambda grace_s, holds_s: 2 * DEADLINE_S)
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "LOST_NODE_S", 4.0)
     monkeypatch.setattr(host, "TERMINATED_S", 0.2)
     monkeypatch.setattr(sessions, "SILENCE_NOTICE_S", 0.2)
-    monkeypatch.setattr(protocol, "silence_s", lambda grace_s: 6.0)
+    monkeypatch.setattr(protocol, "silence_s", lambda grace_s, holds_s: 6.0)
 
 
 @pytest.mark.usefixtures("trusting")
