@@ -45,6 +45,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched pool start pool.toml --once",
     ),
     "pool status": ("hpcsched pool status pool.toml", "hpcsched pool status --json"),
+    "pool enter": ("hpcsched pool enter --dir runs/a -- --margin 90",),
     "pool pause": ("hpcsched pool pause pool.toml",),
     "pool resume": ("hpcsched pool resume pool.toml",),
     "pool stop": ("hpcsched pool stop pool.toml", "hpcsched pool stop pool.toml --now"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hpcsched.durations import clock
 from hpcsched.pool.poolfile import Pool, Template
-from hpcsched.pool.record import Allocation, Role, State, Trouble, Wanted
+from hpcsched.pool.record import Allocation, State, Trouble, Wanted
 
 LEAST_GAIN_S = 60.0
 LEAST_GAIN = 0.02
@@ -46,13 +46,15 @@ class Forecast:
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """All that a decision rests on. `held` are the pool's allocations that are not over; `used_gpu_s` is
-    charged so far, `promised_gpu_s` may still be. `waits`: by template the seconds that it would wait now
-    (not named: not known), `refused` why it would not be taken."""
+    """All that a decision rests on. `held` are the pool's allocations that are not over, `coming` those of
+    them whose hosts are not in the run yet; `used_gpu_s` is charged so far, `promised_gpu_s` may still be.
+    `waits`: by template the seconds that it would wait now (not named: not known), `refused` why it would not
+    be taken."""
 
     now: float
     work: Work
     held: Sequence[Allocation] = ()
+    coming: Sequence[Allocation] = ()
     used_gpu_s: float = 0.0
     promised_gpu_s: float = 0.0
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
@@ -63,11 +65,10 @@ class Situation:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Ask for `template` as `role`; None: for nothing. `why` in words; `give_up` are waiting allocations that
+    """Ask for `template`; None: for nothing. `why` in words; `give_up` are waiting allocations that
     nothing needs any more."""
 
     template: Template | None = None
-    role: Role = Role.JOIN
     why: tuple[str, ...] = ()
     give_up: tuple[Allocation, ...] = ()
 
@@ -85,23 +86,17 @@ def decide(pool: Pool, at: Situation, foresee: Foresee) -> Decision:
         waiting = tuple(one for one in at.held if one.state is State.WAITING)
         idle = "all jobs of the run run" if work.running else "no job waits"
         return Decision(why=(f"nothing is needed: {idle}",), give_up=waiting)
-    leading = [one for one in at.held if one.role is Role.LEAD]
-    if not work.leads and leading:
-        one = leading[0]
-        what = {State.RUNNING: "is about to start, or has just ended"}.get(one.state, "waits in its queue")
-        return Decision(why=(f"{one.name}, which is to lead the run, {what}",))
     able, refusals = _able(pool, at)
     if not able:
         return Decision(why=refusals)
-    if not work.leads:
-        return _lead(able, at, foresee, refusals)
-    return _join(able, at, foresee, refusals)
+    if not (work.leads or at.held):
+        return _first(able, at, foresee, refusals)
+    return _more(able, at, foresee, refusals)
 
 
 def may_ask(pool: Pool, at: Situation) -> list[Template]:
     """The templates that may be asked for now, whether that pays or not."""
-    leading = any(one.role is Role.LEAD for one in at.held)
-    if at.wanted is not Wanted.RUN or not at.work.waiting or (leading and not at.work.leads):
+    if at.wanted is not Wanted.RUN or not at.work.waiting:
         return []
     return _able(pool, at)[0]
 
@@ -146,8 +141,8 @@ def backoff_s(failures: int, period_s: float) -> float:
     return min(MOST_BACKOFF_S, period_s * 2.0 ** min(failures, 30))
 
 
-def _lead(able: Sequence[Template], at: Situation, foresee: Foresee, refusals: tuple[str, ...]) -> Decision:
-    """An allocation to lead the run: without one nothing runs, so one is asked for whatever it costs."""
+def _first(able: Sequence[Template], at: Situation, foresee: Foresee, refusals: tuple[str, ...]) -> Decision:
+    """The first allocation: without one nothing runs, so one is asked for whatever it costs."""
     known = [(one, found) for one in able if (found := foresee(one)) is not None]
     ends = [(one, found) for one, found in known if math.isfinite(found.end_s)]
     if ends:
@@ -160,11 +155,11 @@ def _lead(able: Sequence[Template], at: Situation, foresee: Foresee, refusals: t
     else:
         one = min(able, key=lambda one: (at.waits.get(one.name, math.inf), -one.gpus))
         why = f"no agent leads the run, and {_jobs(at.work.waiting)}, of unknown length"
-    return Decision(template=one, role=Role.LEAD, why=(why + _wait(one, at), *refusals))
+    return Decision(template=one, why=(why + _wait(one, at), *refusals))
 
 
-def _join(able: Sequence[Template], at: Situation, foresee: Foresee, refusals: tuple[str, ...]) -> Decision:
-    """An allocation more for a run that goes on: where it ends sooner by more than that costs."""
+def _more(able: Sequence[Template], at: Situation, foresee: Foresee, refusals: tuple[str, ...]) -> Decision:
+    """An allocation more than there are: where all is done sooner by more than that costs."""
     without = foresee(None)
     if without is None:
         return _by_count(able, at, refusals)
@@ -187,7 +182,7 @@ def _join(able: Sequence[Template], at: Situation, foresee: Foresee, refusals: t
     more_h = round((then.gpu_s - without.gpu_s) / 3600, 2) if math.isfinite(without.gpu_s) else 0.0
     cost = f", for {abs(more_h):g} GPU-hours {'more' if more_h > 0 else 'less'}" if more_h else ""
     why = f"{_jobs(at.work.waiting)}: all would be done in {clock(then.end_s)} {instead}{cost}"
-    return Decision(template=one, role=Role.JOIN, why=(why + _wait(one, at), *whys, *refusals))
+    return Decision(template=one, why=(why + _wait(one, at), *whys, *refusals))
 
 
 def why_not_worth(one: Template, without: Forecast, then: Forecast) -> str:
@@ -212,8 +207,7 @@ def why_not_worth(one: Template, without: Forecast, then: Forecast) -> str:
 
 def _by_count(able: Sequence[Template], at: Situation, refusals: tuple[str, ...]) -> Decision:
     """Where nobody knows how long jobs take: as many GPUs as the waiting ones need at least."""
-    coming = sum(one.gpus for one in at.held if one.state in (State.ASKED, State.WAITING))
-    there = at.work.free_gpus + coming
+    there = at.work.free_gpus + sum(one.gpus for one in at.coming)
     if there >= at.work.wanted_gpus:
         what = f"{at.work.wanted_gpus} GPUs are needed at least, {there} are free or asked for"
         return Decision(why=(f"{_jobs(at.work.waiting)}, of unknown length: {what}", *refusals))
@@ -222,7 +216,7 @@ def _by_count(able: Sequence[Template], at: Situation, refusals: tuple[str, ...]
         able, key=lambda one: (at.waits.get(one.name, math.inf), abs(one.gpus - lacking), one.most_gpu_s)
     )
     why = f"{_jobs(at.work.waiting)}, of unknown length, for {lacking} GPUs more than are free or asked for"
-    return Decision(template=one, role=Role.JOIN, why=(why + _wait(one, at), *refusals))
+    return Decision(template=one, why=(why + _wait(one, at), *refusals))
 
 
 def _jobs(number: int) -> str:

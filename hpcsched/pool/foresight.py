@@ -1,8 +1,8 @@
 """When a run's queue ends with the allocations that there are, and with one more: by the product's own core
 on a virtual clock.
 
-Pure. The rest of each job's work is simulated, on hosts that come and go as their allocations do. The run's
-own end is not looked at: another allocation leads it then.
+Pure. The rest of each job's work is simulated, on hosts that come and go as their allocations do. When all
+of them have ended, others are asked for.
 """
 
 from __future__ import annotations
@@ -12,18 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hpcsched.core.events import HostEndMoved
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, JobState
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
 from hpcsched.pool.deciding import Forecast
-from hpcsched.sim.blocks import Block, joining, placed
+from hpcsched.sim.blocks import SIM_HOST, Block, joining, placed
 from hpcsched.sim.engine import Simulation
 from hpcsched.sim.past_run import CANCELLED, FAILED, past_of
 
 MOST_JOBS = 1000
 """Jobs that are simulated in a round (chosen): with more of them it is not known when they end."""
+AGAIN_S = 60.0
+"""From the end of the last allocation to the work of the next one, besides its wait (chosen)."""
+MOST_LATER = 5
+"""So many of these are simulated one after the other, the last one without an end (chosen)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +74,34 @@ def rest_of(machine: Machine, speed: float) -> Rest | None:
     )
 
 
+def followed(blocks: Sequence[Block], one: Block) -> list[Block]:
+    """The blocks, and those like `one`, with its wait, that are asked for when all others have ended."""
+    found = list(blocks)
+    for number in range(1, MOST_LATER + 1):
+        end_s = max(block.end_s for block in found)
+        if math.isinf(end_s):
+            break
+        lasts_s = one.lasts_s if number < MOST_LATER else math.inf
+        found.append(replace(one, start_s=end_s + AGAIN_S + one.start_s, lasts_s=lasts_s))
+    return found
+
+
 def forecast(rest: Rest, blocks: Sequence[Block], idle_s: float) -> Forecast | None:
-    """When the rest is done in these blocks, of which the first is that of the run's agent; None where that
-    cannot be simulated. `idle_s`: after so long hosts that nothing uses are given back."""
+    """When the rest is done in these blocks; None where that cannot be simulated.
+
+    `idle_s`: after so long hosts that nothing uses are given back.
+    """
     if not blocks:
         return Forecast(end_s=math.inf, gpu_s=math.inf)
-    first = min(blocks, key=lambda one: one.start_s)
+    first = min(blocks, key=lambda one: (one.start_s, -one.lasts_s))
     others = [one for one in blocks if one is not first]
     speed, begins = rest.speed, first.start_s
     timed = [
         replace(one, start_s=(one.start_s - begins) * speed, lasts_s=one.lasts_s * speed) for one in others
     ]
     there = placed(timed, after=first)
+    end_s = first.lasts_s * speed
+    names = [f"{SIM_HOST}{number + 1}" for number in range(first.nodes if end_s < math.inf else 0)]
     try:
         machine = Simulation(
             rest.jobs,
@@ -89,7 +110,7 @@ def forecast(rest: Rest, blocks: Sequence[Block], idle_s: float) -> Forecast | N
             nodes=first.nodes,
             policy=rest.policy,
             options=rest.options,
-            happenings=joining(there),
+            happenings=[*(HostEndMoved(at=0.0, host=name, end=end_s) for name in names), *joining(there)],
             parallel=rest.parallel,
         ).run()
     except ConfigError:

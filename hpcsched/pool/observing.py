@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,11 +34,14 @@ ProfilesOf = Callable[[set[str]], Sequence[Profile]]
 
 @dataclass(kw_only=True)
 class Seen:
-    """A run: what it has to do, the hosts that it has (those of its agent first), how many hosts have
-    joined, and the rest of its work, where that is known."""
+    """A run: what it has to do, the hosts that it has (`blocks`), and the rest of its work, where that is
+    known. `leader`: the batch job of its agent ("": none), `own`: the number of hosts that have not joined
+    from other allocations, `joined`: of those that have."""
 
     work: Work
     blocks: list[Block] = field(default_factory=list)
+    leader: str = ""
+    own: int = 0
     joined: int = 0
     rest: Rest | None = None
 
@@ -57,7 +61,9 @@ def look(pool: Pool, profiles_of: ProfilesOf, speed: float = 1.0) -> Seen:
     others = 0 if leads or waiting else int(run_folders.waits(rundir))  # such as a retry
     seen = Seen(work=Work(leads=leads, running=running, waiting=len(waiting) + others))
     if leads:
-        seen.blocks, seen.joined = _blocks(status)
+        seen.leader = status.run.allocation.get("id") or ""
+        own, joined = _blocks(status)
+        seen.blocks, seen.own, seen.joined = own + joined, len(own), len(joined)
     if not seen.work.waiting:
         return seen
     machine = _machine(rundir)
@@ -83,20 +89,22 @@ def _least(job: JobStatus, machine: Machine | None) -> int:
     return max(1, gpus) * job.nodes
 
 
-def _blocks(status: Status) -> tuple[list[Block], int]:
-    """The hosts of a run that goes on, those of its agent first, and how many have joined."""
+def _blocks(status: Status) -> tuple[list[Block], list[Block]]:
+    """The hosts of a run that goes on: those that have not joined from other allocations, and those that
+    have."""
     counts = Counter(gpu.host for gpu in status.gpus if gpu.lane == "foreground")
     guests = {one.host: one for one in status.run.joined if one.left_s is None and not one.closing}
     away = {one.host for one in status.run.joined} - guests.keys() | set(status.run.given_back)
-    own = [Block(gpus=count) for host, count in counts.items() if host not in guests and host not in away]
-    there = []
-    for host, one in guests.items():
-        left_s = seconds_until(one.end)
+    end = status.run.allocation.get("deadline")
+    ends = {host: end for host in counts if host not in away}
+    ends |= {host: one.end for host, one in guests.items()}
+    own, joined = list[Block](), list[Block]()
+    for host, end in ends.items():
+        left_s = seconds_until(end)
         if counts.get(host) and (left_s is None or left_s > 0):
-            there.append(
-                Block(gpus=counts[host]) if left_s is None else Block(gpus=counts[host], lasts_s=left_s)
-            )
-    return own + there, len(guests)
+            block = Block(gpus=counts[host], lasts_s=math.inf if left_s is None else left_s)
+            (joined if host in guests else own).append(block)
+    return own, joined
 
 
 def _machine(rundir: RunDir) -> Machine | None:

@@ -21,13 +21,6 @@ MOST_ENDED = 200
 """Allocations that are over and still listed (chosen): of older ones only their GPU-hours are kept."""
 
 
-class Role(StrEnum):
-    """What an allocation is for: it leads the run, or its hosts join it."""
-
-    LEAD = "lead"
-    JOIN = "join"
-
-
 class State(StrEnum):
     """Where an allocation is. ASKED: on record, and whether it was submitted is not known yet."""
 
@@ -57,7 +50,6 @@ class Allocation(msgspec.Struct, kw_only=True):
 
     name: str
     template: str
-    role: Role
     gpus: int
     limit_s: float
     asked: float

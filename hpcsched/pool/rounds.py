@@ -16,10 +16,10 @@ from hpcsched.batch.submissions import Submissions, Submitted
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BatchError, StoreError
 from hpcsched.pool.deciding import Decision, Forecast, Situation, decide, may_ask
-from hpcsched.pool.foresight import forecast
+from hpcsched.pool.foresight import followed, forecast
 from hpcsched.pool.observing import ProfilesOf, Seen, look
 from hpcsched.pool.poolfile import Pool, Template
-from hpcsched.pool.record import Allocation, PoolFiles, Record, Role, State, Trouble, Wanted, new_id
+from hpcsched.pool.record import Allocation, PoolFiles, Record, State, Trouble, Wanted, new_id
 from hpcsched.sim.blocks import Block
 
 MOST_A_ROUND = 4
@@ -28,8 +28,8 @@ MOST_QUESTIONS = 3
 WAIT_KNOWN_S = 300.0
 WAIT_S = 600.0
 """The wait that is reckoned with where nobody knows it (chosen)."""
-AGAIN_S = 60.0
-"""From the end of an allocation that leads to the work of the next one, besides its wait (chosen)."""
+ENTERS_WITHIN_S = 120.0
+"""Time from an allocation's start until its hosts are in the run, or do not come (chosen)."""
 LOST_S = 120.0
 """Time after which what is on record and not in the queue was never submitted (chosen)."""
 AT_ONCE_S = 60.0
@@ -52,7 +52,7 @@ NEVER = (
 )
 _TAIL_BYTES = 4096
 
-ScriptOf = Callable[[Template, Role, str], str]
+ScriptOf = Callable[[Template, str], str]
 
 
 @dataclass(kw_only=True)
@@ -167,9 +167,15 @@ class Rounds:
                 one.state, one.note = State.RUNNING, ""
                 one.began = row.start or one.began or self._now()
                 if one.held_s(self._now()) >= AT_ONCE_S:
-                    record.troubles.pop(one.template, None)
+                    self._well(record, one)
             case BatchJobState.ENDED:
                 self._over(record, one, row.start, row.end, seen)
+
+    def _well(self, record: Record, one: Allocation) -> None:
+        """One that lasts ends the failures of its template, those since it began excepted."""
+        trouble = record.troubles.get(one.template)
+        if trouble and one.began is not None and one.began > trouble.last:
+            del record.troubles[one.template]
 
     def _vanished(self, record: Record, one: Allocation, seen: Seen) -> None:
         """The batch system has forgotten it: the accounting may know, else the most that it can be counts."""
@@ -197,7 +203,7 @@ class Rounds:
         else:
             one.state, one.note = State.ENDED, ""
             if not failed:
-                record.troubles.pop(one.template, None)
+                self._well(record, one)
             self._tell(f"{one.name}: job {one.job_id} has ended ({one.word}) after {held_s:.0f} s")
 
     def _last_line(self, one: Allocation) -> str:
@@ -222,6 +228,7 @@ class Rounds:
             now=now,
             work=seen.work,
             held=record.live(),
+            coming=self._coming(record.live(), seen),
             used_gpu_s=record.used_gpu_s(now),
             promised_gpu_s=record.promised_gpu_s(now),
             troubles=record.troubles,
@@ -268,38 +275,41 @@ class Rounds:
         if seen.rest is None or not seen.rest.jobs:
             return None
         blocks = list(seen.blocks)
-        running = sum(self._nodes(one) for one in at.held if one.state is State.RUNNING)
-        own = 0 if at.work.leads else running
-        for one in at.held:
-            known = self._pool.template(one.template)
-            if known is None or one.role is Role.LEAD:
+        for one in at.coming:
+            if (known := self._pool.template(one.template)) is None:
                 continue
             if one.state is State.RUNNING:
-                if not at.work.leads or running - own > seen.joined:  # its hosts are about to join
-                    own += known.nodes
-                    left_s = known.limit_s - one.held_s(at.now)
-                    blocks.append(Block(gpus=known.gpus_per_node, nodes=known.nodes, lasts_s=left_s))
+                left_s = max(1.0, known.limit_s - one.held_s(at.now))
+                blocks.append(replace(_block(known, 0.0), lasts_s=left_s))
                 continue
             start_s = at.waits.get(one.template, WAIT_S) if one.planned is None else one.planned - at.now
             blocks.append(_block(known, max(0.0, start_s)))
-        if template is None:
-            return self._of(seen, blocks if at.work.leads else [])
-        new = _block(template, at.waits.get(template.name, WAIT_S))
-        if not at.work.leads:  # nothing runs before it is there
-            later = [Block(gpus=b.gpus, nodes=b.nodes, start_s=max(b.start_s, new.start_s), lasts_s=b.lasts_s)
-                     for b in blocks]  # fmt: skip
-            lead = Block(gpus=new.gpus, nodes=new.nodes, start_s=new.start_s)
-            margin_s = float(self._pool.run.get("margin", 60.0))
-            return led_by(template, self._of(seen, [lead, *later]), new.start_s, margin_s)
-        return self._of(seen, [*blocks, new])
-
-    def _of(self, seen: Seen, blocks: Sequence[Block]) -> Forecast | None:
-        assert seen.rest is not None
+        soonest = min(self._pool.templates, key=lambda one: (at.waits.get(one.name, WAIT_S), -one.gpus))
+        later = soonest if blocks or template is None else template
+        if template is not None:
+            blocks.append(_block(template, at.waits.get(template.name, WAIT_S)))
+        if not blocks:
+            return Forecast(end_s=math.inf, gpu_s=math.inf)
+        blocks = followed(blocks, _block(later, at.waits.get(later.name, WAIT_S)))
         return forecast(seen.rest, blocks, self._pool.idle_s)
+
+    def _coming(self, held: Sequence[Allocation], seen: Seen) -> list[Allocation]:
+        """Allocations whose hosts are not in the run yet: those that wait, and the newest that run."""
+        now, lacking = self._now(), -seen.joined
+        found = [one for one in held if one.state is not State.RUNNING]
+        running = [one for one in held if one.state is State.RUNNING]
+        if any(one.job_id == seen.leader for one in running):
+            lacking -= seen.own
+        lacking += sum(self._nodes(one) for one in running)
+        for one in sorted(running, key=lambda one: one.began or now, reverse=True):
+            if not seen.work.leads or (lacking > 0 and one.held_s(now) < ENTERS_WITHIN_S):
+                found.append(one)
+                lacking -= self._nodes(one)
+        return found
 
     def _nodes(self, one: Allocation) -> int:
         known = self._pool.template(one.template)
-        return known.nodes if known and one.role is Role.JOIN else 0
+        return known.nodes if known else 0
 
     def _ask(self, record: Record, decision: Decision, *, dry: bool) -> bool:
         """Ask for what was decided; whether more may be asked for in this round."""
@@ -309,7 +319,6 @@ class Rounds:
         one = Allocation(
             name=f"pool-{record.id}-{record.number}",
             template=template.name,
-            role=decision.role,
             gpus=template.gpus,
             limit_s=template.limit_s,
             asked=self._now(),
@@ -318,14 +327,14 @@ class Rounds:
         record.allocations.append(one)
         if dry:
             one.state = State.WAITING
-            return decision.role is Role.JOIN
+            return True
         if self._files.wanted() is not Wanted.RUN:
             record.allocations.remove(one)
             return False
         self._files.output.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._files.write(record)  # first of all: whatever becomes of us, it can be found by its name
         try:
-            one.job_id = self._submissions.submit(self._script_of(template, decision.role, one.name))
+            one.job_id = self._submissions.submit(self._script_of(template, one.name))
         except BatchError as error:
             if "did not answer" not in str(error):  # otherwise it may be there: the next round looks for it
                 one.state = State.FAILED
@@ -335,8 +344,8 @@ class Rounds:
             return False
         one.state = State.WAITING
         self._files.write(record)
-        self._tell(f"{one.name}: asked for as job {one.job_id} ({template.name}, {one.role}): {one.why}")
-        return decision.role is Role.JOIN
+        self._tell(f"{one.name}: asked for as job {one.job_id} ({template.name}): {one.why}")
+        return True
 
     def _give_up(self, record: Record, those: Sequence[Allocation]) -> None:
         ids = [one.job_id for one in those if one.job_id]
@@ -366,14 +375,6 @@ def settle(record: Record, submissions: Submissions) -> bool:
             one.state, one.word, one.note, one.ended = State.ENDED, row.word, "", row.end
             one.began = row.start if row.start is not None and row.start < row.end else None
     return not record.live()
-
-
-def led_by(template: Template, found: Forecast | None, wait_s: float, margin_s: float) -> Forecast | None:
-    """A forecast, with the gaps between allocations of a template that lead one after the other."""
-    if found is None or math.isinf(found.end_s):
-        return found
-    lives = math.ceil((found.end_s - wait_s) / max(1.0, template.limit_s - margin_s))
-    return replace(found, end_s=found.end_s + max(0, lives - 1) * (wait_s + AGAIN_S))
 
 
 def options_of(template: Template) -> list[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcsched.cli.common import database_path, dir_option, find_run, json_option, say, say_json
+from hpcsched.cli.pool.enter import enter
 from hpcsched.cli.run.staying import in_foreground
 from hpcsched.errors import BatchError, ConfigError, HpcschedError, NoSuchRun
 
@@ -42,6 +43,9 @@ def pool() -> None:
     """Ask for allocations as a run needs them, and give them back."""
 
 
+pool.add_command(enter)
+
+
 @pool.command()
 @click.argument("file", metavar="POOL.toml", type=click.Path(path_type=Path))
 @click.option("--once", is_flag=True, help="One round, for cron.")
@@ -52,7 +56,7 @@ def pool() -> None:
 def start(ctx: click.Context, file: Path, once: bool, detach: bool, until_done: bool, dry_run: bool) -> int:
     """Look after the allocations of the run in POOL.toml: ask for one where simulated waiting pays.
 
-    The first one leads the run (run --joinable), the hosts of the others join it. Jobs come by `submit`.
+    The hosts of all of them work for one run, which any of them may lead. Jobs come by `submit`.
     Ctrl-C ends this command; what was asked for stays, and the next `pool start` finds it again.
     """
     from hpcsched.pool.poolfile import read_pool
@@ -154,9 +158,9 @@ def _rounds(ctx: click.Context, found: Pool) -> Rounds:
         found,
         submissions,
         queue,
-        script_of=lambda template, role, name: script_of(found, template, role, name),
+        script_of=lambda template, name: script_of(found, template, name),
         profiles_of=lambda models: find(models, str(found.run.get("device_type", ""))),
-        tell=lambda line: say(f"hpcsched: {line}", err=True),
+        tell=lambda line: say(f"hpcsched: {time.strftime('%Y-%m-%d %H:%M:%S')} {line}", err=True),
         speed=max(float(speed[1]), 1e-6) if speed else 1.0,
     )
 
@@ -212,7 +216,12 @@ def _files(ctx: click.Context, file: Path | None, dir_: str | None) -> tuple[Poo
     files = PoolFiles(root)
     record = files.read()
     if record is None:
-        raise NoSuchRun(f"no pool has been started for {root}; name one by its POOL.toml, or with --dir")
+        way = (
+            "name one by its POOL.toml, or with --dir"
+            if file is None
+            else f"`hpcsched pool start {file}` does"
+        )
+        raise NoSuchRun(f"no pool has been started for {root}; {way}")
     return files, record
 
 
@@ -237,13 +246,17 @@ def status(ctx: click.Context, file: Path | None, dir_: str | None, as_json: boo
     As it was at the last round: the batch system is not asked.
     """
     from hpcsched.cli.pool.text import status_json, status_text
+    from hpcsched.store.rundir import RunDir, agent_works
 
     files, record = _files(ctx, file, dir_)
+    rundir = RunDir(files.record.parent)
+    led_by = rundir.read_record() if agent_works(rundir) else None
+    leader = (led_by.allocation.get("id") if led_by else None) or ""
     works, wanted, now = _works(files), files.wanted(), time.time()
     if as_json:
-        say_json(status_json(record, wanted, now, works=works))
+        say_json(status_json(record, wanted, now, works=works, leader=leader))
     else:
-        say(status_text(record, wanted, now, works=works), lines=True)
+        say(status_text(record, wanted, now, works=works, leader=leader), lines=True)
     return 0
 
 
@@ -319,6 +332,7 @@ def stop(ctx: click.Context, file: Path | None, dir_: str | None, at_once: bool)
             done = settle(record, submissions)
             files.write(record)
             if done:
+                say("hpcsched: the pool is stopped, and all has been given back", err=True)
                 return 0
             time.sleep(SETTLES_EVERY_S)
         left = len(record.live())

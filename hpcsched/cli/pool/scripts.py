@@ -1,25 +1,24 @@
-"""Batch scripts of a pool's allocations: one that leads the run, others whose hosts join it."""
+"""Batch scripts of a pool's allocations. They are all alike: who comes first leads the run."""
 
 from __future__ import annotations
 
 from hpcsched.cli.site import batch_scripts
 from hpcsched.cli.site.script import command_dir
 from hpcsched.pool.poolfile import Pool, Template
-from hpcsched.pool.record import PoolFiles, Role
+from hpcsched.pool.record import PoolFiles
 
 
-def script_of(pool: Pool, template: Template, role: Role, name: str) -> str:
+def script_of(pool: Pool, template: Template, name: str) -> str:
     """The script for sbatch."""
     more, margin_s = dict(template.more), pool.run.get("margin", 60.0)
     directives = list(more.pop("directives", ()))
     if constraint := more.pop("constraint", None):
         directives.append(f'--constraint="{constraint}"')
-    command = _lead(pool) if role is Role.LEAD else _join(pool)
     wrapper = batch_scripts.Wrapper(
         name=name,
         sets=(),
         dirs=(),
-        command=command,
+        command=_enter(pool),
         workdir=pool.dir,
         output_dir=PoolFiles(pool.dir).output,
         nodes=template.nodes,
@@ -37,9 +36,9 @@ def script_of(pool: Pool, template: Template, role: Role, name: str) -> str:
     return batch_scripts.slurm(wrapper)
 
 
-def _lead(pool: Pool) -> list[str]:
+def _enter(pool: Pool) -> list[str]:
     idle_min = f"{pool.idle_s / 60:g}"
-    words = ["run", "--dir", str(pool.dir), "--resume", "--joinable", "--release-idle-nodes", idle_min]
+    words = ["pool", "enter", "--dir", str(pool.dir), "--", "--release-idle-nodes", idle_min]
     for key, value in pool.run.items():
         option = "--" + key.replace("_", "-")
         if key == "policy_option":
@@ -51,7 +50,3 @@ def _lead(pool: Pool) -> list[str]:
         else:
             words += [option, f"{value:g}" if isinstance(value, float) else str(value)]
     return words
-
-
-def _join(pool: Pool) -> list[str]:
-    return ["join", "--dir", str(pool.dir), "--wait", f"{pool.idle_s:g}s"]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hpcsched.pool.deciding import Forecast, Situation, Work, backoff_s, decide
-from hpcsched.pool.foresight import Rest, forecast
+from hpcsched.pool.foresight import Rest, followed, forecast
 from hpcsched.pool.poolfile import Pool, Template
-from hpcsched.pool.record import Allocation, Role, State, Trouble, Wanted
+from hpcsched.pool.record import Allocation, State, Trouble, Wanted
 from hpcsched.sim.blocks import Block
 from hpcsched.testing.builders import a_job, a_profile
 
@@ -23,11 +23,10 @@ POOL = Pool(
 LEADS = Work(waiting=3, running=2, leads=True, wanted_gpus=3)
 
 
-def held(template: Template, role: Role = Role.JOIN, state: State = State.RUNNING, n: int = 1) -> Allocation:
+def held(template: Template, state: State = State.RUNNING, n: int = 1) -> Allocation:
     return Allocation(
         name=f"pool-x-{n}",
         template=template.name,
-        role=role,
         gpus=template.gpus,
         limit_s=template.limit_s,
         asked=0.0,
@@ -47,7 +46,7 @@ def foresee(small: float, large: float, *, without: float = 1000.0, cost: float 
 
 def test_it_asks_for_what_ends_the_queue_soonest_and_says_why() -> None:
     decision = decide(POOL, Situation(now=0.0, work=LEADS, waits={"large": 120.0}), foresee(900.0, 400.0))
-    assert decision.template is LARGE and decision.role is Role.JOIN
+    assert decision.template is LARGE
     assert decision.why[0] == "3 jobs wait: all would be done in 6:40 instead of 16:40 (it would wait 2:00)"
 
 
@@ -76,18 +75,17 @@ def test_it_asks_for_nothing_that_does_not_pay(small: float, cost: float, why: s
     assert decision.template is None and decision.why == (f"small: {why}",)
 
 
-def test_one_allocation_leads_and_only_one_is_asked_for() -> None:
+def test_the_first_one_is_asked_for_whatever_it_costs_and_others_where_they_pay() -> None:
     work = Work(waiting=5, wanted_gpus=5)
-    first = decide(POOL, Situation(now=0.0, work=work), foresee(800.0, 300.0, without=inf))
-    assert first.template is LARGE and first.role is Role.LEAD
+    first = decide(POOL, Situation(now=0.0, work=work), foresee(800.0, 300.0, without=inf, cost=1e9))
+    assert first.template is LARGE and first.why[0].startswith("no agent leads the run, and 5 jobs wait")
+    # It waits, has just started, or is about to lead the run in the place of another one.
     for state in (State.ASKED, State.WAITING, State.RUNNING):
-        again = decide(
-            POOL, Situation(now=0.0, work=work, held=[held(LARGE, Role.LEAD, state)]), foresee(1.0, 1.0)
-        )
-        assert again.template is None and "to lead the run" in again.why[0]
-    # Its own end has come, and the hosts that have joined wait for the next one.
-    after = decide(POOL, Situation(now=0.0, work=work, held=[held(SMALL)]), foresee(800.0, 300.0))
-    assert after.template is LARGE and after.role is Role.LEAD
+        one = held(LARGE, state)
+        at = Situation(now=0.0, work=work, held=[one], coming=[one])
+        assert decide(POOL, at, foresee(990.0, 300.0)).template is None
+        assert decide(POOL, at, foresee(500.0, 300.0)).template is SMALL
+        assert decide(POOL, at, foresee(500.0, 300.0, cost=1e9)).template is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_failures_are_backed_off_exponentially_up_to_an_hour() -> None:
 
 def test_what_waits_is_given_up_when_nothing_needs_it() -> None:
     waiting = held(SMALL, state=State.WAITING, n=2)
-    at = Situation(now=0.0, work=Work(running=2, leads=True), held=[held(SMALL, Role.LEAD), waiting])
+    at = Situation(now=0.0, work=Work(running=2, leads=True), held=[held(SMALL), waiting])
     decision = decide(POOL, at, foresee(1.0, 1.0))
     assert decision.template is None and decision.give_up == (waiting,)
     paused = decide(POOL, replace(at, work=LEADS, wanted=Wanted.PAUSE), foresee(1.0, 1.0))
@@ -124,7 +122,8 @@ def test_what_waits_is_given_up_when_nothing_needs_it() -> None:
 def test_jobs_of_unknown_length_are_counted() -> None:
     at = Situation(now=0.0, work=replace(LEADS, wanted_gpus=3, free_gpus=1))
     assert decide(POOL, at, lambda _: None).template is SMALL
-    coming = replace(at, held=[held(SMALL, state=State.WAITING)])
+    one = held(SMALL, State.WAITING)
+    coming = replace(at, held=[one], coming=[one])
     decision = decide(POOL, coming, lambda _: None)
     assert decision.template is None and "3 GPUs are needed at least, 3 are free" in decision.why[0]
 
@@ -137,7 +136,22 @@ def test_a_forecast_knows_waits_ends_and_idle_hosts() -> None:
     assert forecast(rest, [Block(gpus=1)], 60.0) == Forecast(end_s=400.0, gpu_s=400.0)
     soon = forecast(rest, [Block(gpus=1), Block(gpus=1, start_s=100.0)], 60.0)
     assert soon == Forecast(end_s=300.0, gpu_s=500.0)  # the last 100 s: one of them is idle, and leaves
+    ends = forecast(rest, [Block(gpus=1, lasts_s=150.0), Block(gpus=1, lasts_s=600.0)], 60.0)
+    assert ends == Forecast(end_s=310.0, gpu_s=460.0)  # one of them saves 60 s before its end
     late = forecast(rest, [Block(gpus=1), Block(gpus=2, start_s=390.0)], 60.0)
     assert late is not None and late.end_s == 400.0 and late.gpu_s > 400.0
     fast = forecast(replace(rest, speed=10.0), [Block(gpus=1, start_s=7.0)], 60.0)
     assert fast == Forecast(end_s=47.0, gpu_s=40.0)
+
+
+def test_what_is_there_ends_and_others_are_asked_for_then() -> None:
+    again = Block(gpus=1, start_s=100.0, lasts_s=200.0)  # its wait, and its limit
+    found = followed([Block(gpus=2, lasts_s=150.0), Block(gpus=1, start_s=50.0, lasts_s=150.0)], again)
+    assert [one.start_s for one in found[2:]] == [360.0, 720.0, 1080.0, 1440.0, 1800.0]
+    assert [one.lasts_s for one in found[2:]] == [200.0, 200.0, 200.0, 200.0, inf]
+    assert followed([Block(gpus=2)], again) == [Block(gpus=2)]
+    profile = a_profile("m", [1.0], start_s=0.0, suspend_s=0.0, resume_s=0.0)
+    rest = Rest(jobs=[a_job("j", "m", 200, gpus=(1, 1))], profiles=[profile])
+    late = forecast(rest, followed([Block(gpus=1, lasts_s=150.0)], again), 60.0)
+    # It saves 60 s before each end, and goes on: 90 steps until then, the rest after the wait and a minute.
+    assert late == Forecast(end_s=310.0 + 110.0, gpu_s=150.0 + 110.0)

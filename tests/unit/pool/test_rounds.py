@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,11 @@ from hpcsched.batch.slurm_submissions import rows_in
 from hpcsched.batch.submissions import Submitted
 from hpcsched.errors import BatchError
 from hpcsched.pool import rounds as module
-from hpcsched.pool.deciding import Forecast, Work
+from hpcsched.pool.deciding import Work
 from hpcsched.pool.observing import Seen
 from hpcsched.pool.poolfile import Pool, Template
-from hpcsched.pool.record import PoolBusy, PoolFiles, Role, State, Wanted
-from hpcsched.pool.rounds import Rounds, led_by
+from hpcsched.pool.record import PoolBusy, PoolFiles, State, Wanted
+from hpcsched.pool.rounds import Rounds
 
 
 class Cluster:
@@ -75,15 +76,20 @@ class Played:
             failures=3,
         )
         self.cluster, self.files = Cluster(), PoolFiles(root)
-        self.work, self.clock, self.told = Work(waiting=4, wanted_gpus=4), 1000.0, []
-        monkeypatch.setattr(module, "look", lambda *_: Seen(work=self.work))
+        self.work, self.clock, self.told = Work(waiting=2, wanted_gpus=2), 1000.0, []
+        self.about: dict[str, Any] = {}
+        monkeypatch.setattr(module, "look", lambda *_: Seen(work=self.work, **self.about))
+
+    def seen(self, work: Work, **about: Any) -> None:
+        """What the run is seen to do, and its hosts."""
+        self.work, self.about = work, about
 
     def round(self, *, dry: bool = False):
         rounds = Rounds(
             self.pool,
             self.cluster,
             self.cluster,  # type: ignore[arg-type]
-            script_of=lambda template, role, name: name,
+            script_of=lambda template, name: name,
             profiles_of=lambda models: (),
             tell=self.told.append,
             now=lambda: self.clock,
@@ -102,23 +108,49 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     return Played(tmp_path, monkeypatch)
 
 
-def test_first_one_that_leads_then_others_that_join_and_all_is_charged(played: Played) -> None:
+def test_allocations_are_asked_for_and_given_up_and_all_is_charged(played: Played) -> None:
+    played.seen(Work(waiting=4, wanted_gpus=4))
     played.round()
-    (lead,) = played.record.allocations
-    assert (lead.role, lead.job_id, lead.state) == (Role.LEAD, "1", State.WAITING)
+    first, second = played.record.allocations
+    assert (first.job_id, first.state, second.job_id) == ("1", State.WAITING, "2")
     played.round()
-    assert len(played.record.allocations) == 1
-    played.cluster.set(lead.name, BatchJobState.RUNNING, "RUNNING", start=1000.0)
-    played.work = Work(waiting=3, running=1, leads=True, wanted_gpus=4)
+    assert len(played.record.allocations) == 2, "four GPUs are needed, and asked for"
+    played.cluster.set(first.name, BatchJobState.RUNNING, "RUNNING", start=1000.0)
     played.clock = 1100.0
+    played.seen(Work(waiting=3, running=2, leads=True, wanted_gpus=3), leader="1", own=1)
     played.round()
-    assert [one.role for one in played.record.allocations] == [Role.LEAD, Role.JOIN, Role.JOIN]
+    assert len(played.record.allocations) == 3
     played.clock = 2800.0
-    played.work = Work()
-    played.cluster.set(lead.name, BatchJobState.ENDED, "COMPLETED", start=1000.0, end=2800.0)
+    played.seen(Work())
+    played.cluster.set(first.name, BatchJobState.ENDED, "COMPLETED", start=1000.0, end=2800.0)
     played.round()
     assert played.record.used_gpu_s(played.clock) == 2 * 1800.0
     assert played.cluster.cancelled == ["2", "3"], "what still waits is not needed any more"
+
+
+@pytest.mark.parametrize(
+    ("seen", "held_s", "asked"),
+    [
+        ({}, 10.0, 0),  # two have just started: one is about to lead, the other to join
+        ({"leader": "1", "own": 1}, 10.0, 0),  # the second is about to join
+        ({"leader": "1", "own": 1, "joined": 1}, 10.0, 1),
+        ({"leader": "2", "joined": 2}, 10.0, 1),  # whoever leads
+        ({"leader": "another", "own": 1, "joined": 2}, 10.0, 1),
+        ({"leader": "another", "own": 1, "joined": 1}, 10.0, 0),
+        ({"leader": "1", "own": 1}, 500.0, 1),  # its hosts have not come, or have left
+    ],
+)
+def test_what_is_about_to_join_counts_as_there(
+    played: Played, seen: dict[str, Any], held_s: float, asked: int
+) -> None:
+    played.seen(Work(waiting=4, wanted_gpus=4))
+    played.round()
+    for one in played.record.allocations:
+        played.cluster.set(one.name, BatchJobState.RUNNING, "RUNNING", start=played.clock)
+    played.clock += held_s
+    played.seen(Work(waiting=2, running=2, leads=bool(seen), wanted_gpus=2), **seen)
+    played.round()
+    assert len(played.record.allocations) == 2 + asked
 
 
 def test_what_was_submitted_before_a_crash_is_found_again(played: Played) -> None:
@@ -155,6 +187,25 @@ def test_failures_are_said_once_backed_off_and_then_no_more(played: Played) -> N
     assert played.record.words[0].startswith("t: set aside after 3 failures")
 
 
+def test_one_that_lasts_ends_no_failures_that_came_after_it_began(played: Played) -> None:
+    played.round()
+    (first,) = played.record.allocations
+    played.cluster.set(first.name, BatchJobState.RUNNING, "RUNNING", start=played.clock)
+    played.seen(Work(waiting=2, running=2, leads=True, wanted_gpus=2), leader="1", own=1)
+    played.clock += 300.0
+    for count in (1, 2, 3):
+        played.round()
+        new = played.record.allocations[-1]
+        ends = {"start": played.clock, "end": played.clock + 2.0}
+        played.cluster.set(new.name, BatchJobState.ENDED, "FAILED", **ends)
+        played.clock += 10.0
+        played.round()
+        assert played.record.troubles["t"].count == count
+        played.clock += 1000.0
+    played.round()
+    assert "set aside after 3 failures" in played.record.words[0]
+
+
 @pytest.mark.parametrize(
     ("word", "about", "why"),
     [
@@ -186,7 +237,7 @@ def test_without_an_answer_of_the_queue_nothing_is_asked_for(played: Played) -> 
 
 def test_a_dry_run_writes_and_submits_nothing(played: Played) -> None:
     decision = played.round(dry=True).decisions[0]
-    assert decision.template is not None and decision.role is Role.LEAD
+    assert decision.template is not None
     assert played.cluster.tried == 0 and played.files.read() is None
 
 
@@ -206,10 +257,3 @@ def test_lines_of_squeue_are_read_and_odd_ones_left_out() -> None:
         running.state is BatchJobState.RUNNING and running.end == running.start + 3600 and not running.reason
     )
     assert waiting.start is None and waiting.reason == "Resources"
-
-
-def test_an_allocation_too_short_for_the_work_leads_again_after_its_wait() -> None:
-    found, template = Forecast(end_s=1000.0, gpu_s=9.0), Template(name="t", limit_s=360.0)
-    again = led_by(template, found, 100.0, 60.0)
-    assert again is not None and again.end_s == 1000.0 + 2 * (100.0 + 60.0)
-    assert led_by(replace(template, limit_s=960.0), found, 100.0, 60.0) == found
