@@ -15,6 +15,8 @@ _CPU = "[Trainings on CPU cores](cpu-trainings.md)"
 GROUPS: dict[str, dict[Why, str]] = {
     "Why a job waits": {
         Why.RESOURCES: "It is first in line; nothing to do.",
+        Why.ONE_TYPE: "Enough GPUs are free, but of no one type. [GPUs of several "
+        "types](several-hosts.md#gpus-of-several-types)",
         Why.PRIORITY: "Jobs before it wait for GPUs. [Policies](policies.md) say in which order jobs start.",
         Why.PLAN: "GPUs are free, but the planner has it start later. [Policies](policies.md)",
         Why.DEPENDENCY: "A job in its `after` has not completed.",
@@ -39,7 +41,8 @@ GROUPS: dict[str, dict[Why, str]] = {
         Why.NO_AGENT: "It was submitted where no agent runs. `hpcsched run` takes it (`run --resume` if a "
         "run has begun there), `hpcsched cancel` cancels it.",
     },
-    "Why a job has this many GPUs": {
+    "Why a job has this many GPUs, and these": {
+        Why.ON_TYPE: "[GPUs of several types](several-hosts.md#gpus-of-several-types)",
         Why.OPTIMAL: "Its fastest count by its [profile](profiles.md).",
         Why.LEFT_OVER: "It may be promoted when GPUs come free.",
         Why.NO_PROFILE: "[`profile run`](profiles.md) measures the model beforehand.",

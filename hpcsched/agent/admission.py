@@ -19,11 +19,13 @@ from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Kind
 from hpcsched.core.nouns import noun
 from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
+from hpcsched.core.resources.gpus import own_type
 from hpcsched.core.shared_use import SharedUse
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile.needs import check_needs
 from hpcsched.planning.jobs.costs import require_profiles
 from hpcsched.policy.cpu.configurations import Rules
+from hpcsched.store.profiles import FindProfiles, measured_on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +53,17 @@ class JobEdits:
 class Admission:
     """The checks of jobs against what this run has.
 
-    `find_profiles` gives the profiles of these models for the devices at hand, `find_parallel` the programs
-    of them that have said in an earlier run that they are parallel, `find_shared` what was seen there of
-    models that share such devices. `stand_ins`: every job runs as a stand-in of its profile. `cores` is the
-    most that a host has for jobs without GPUs. `memory_mib` is the memory of the largest GPU; None: not
-    known. `devices` and `host_cores` are those of all hosts. `joinable`: others may come, so that a job need
-    not fit on these. `mps`: whether jobs may share GPUs by MPS. `watched`: others may
-    read what is on record of jobs.
+    `find_profiles` gives the profiles of these models for a type of GPU ("": for the devices that the run
+    began with), `find_parallel` the programs of them that have said in an earlier run that they are
+    parallel, `find_shared` what was seen there of models that share such devices. `stand_ins`: every job
+    runs as a stand-in of its profile. `cores` is the most that a host has for jobs without GPUs.
+    `memory_mib` is the memory of the largest GPU; None: not known. `devices` and `host_cores` are those of
+    all hosts. `joinable`: others may come, so that a job need not fit on these. `mps`: whether jobs may
+    share GPUs by MPS. `watched`: others may read what is on record of jobs.
     """
 
     machine: Machine
-    find_profiles: Callable[[set[str]], tuple[Profile, ...]]
+    find_profiles: FindProfiles
     stand_ins: bool
     find_parallel: Callable[[set[str]], Sequence[Program]] = lambda models: ()
     find_shared: Callable[[], Sequence[SharedUse]] = tuple
@@ -99,6 +101,8 @@ class Admission:
         first_id = max(machine.run.jobs, default=0) + 1
         known = ev.ProfilesLoaded(at=at, profiles=found, parallel=parallel)
         events: list[ev.Event] = [known] if found or parallel else []
+        there = (*self.devices, *machine.ledger.devices.values())
+        events += self.on_other_types({job.model for job in jobs}, there, at=at)
         if uses := self._shared(jobs):
             events.append(ev.SharedUsesKnown(at=at, uses=uses))
         over = tuple(i for i, job in enumerate(jobs, first_id) if job.name in cancelled)
@@ -118,8 +122,8 @@ class Admission:
         if self.watched:
             accepted = "it in the environment of `hpcsched run` or in a file: others may watch this run"
             refuse_secrets(jobs, where=where, accepted=accepted)
-        new = {job.model for job in jobs} - {model for model, _ in machine.estimates.profiles}
-        found = self.find_profiles(new) if new else ()
+        new = {job.model for job in jobs} - {model for model, *_ in machine.estimates.profiles}
+        found = self.find_profiles(new, "") if new else ()
         for job in () if self.joinable else jobs:
             self._check_memory(job, [*found, *machine.estimates.profiles.values()], where)
         stand_ins = [job for job in jobs if self.stand_ins or job.kind is Kind.REPLAY]
@@ -209,8 +213,29 @@ class Admission:
     def better_profiles(self) -> tuple[Profile, ...]:
         """Profiles to go by from now on for the jobs of earlier lives, whose devices may have been others."""
         models = {job.spec.model for job in self.machine.run.jobs.values() if not job.state.final}
-        found = self.find_profiles(models) if models else ()
-        return tuple(p for p in found if self.machine.estimates.profiles.get((p.model, p.nodes)) != p)
+        found = self.find_profiles(models, "") if models else ()
+        return self._new(found)
+
+    def on_other_types(
+        self, models: set[str], devices: Iterable[Device], *, at: float
+    ) -> list[ev.ProfilesLoaded]:
+        """What is known of these models on those of these devices that are not of the run's own type."""
+        devices = tuple(devices)
+        types = dict.fromkeys(device.gpu_type for device in devices)
+        own = own_type(self.devices) or self.machine.ledger.own_type or own_type(devices)
+        types.pop(own, None)
+        find = self.find_profiles
+        new = {each: self._new(measured_on(each, models, find), each) for each in types}
+        return [ev.ProfilesLoaded(at=at, profiles=new[each], gpu_type=each) for each in types if new[each]]
+
+    def joined(self, devices: Iterable[Device], at: float) -> list[ev.ProfilesLoaded]:
+        """What is known of the models of unfinished jobs on devices that come to the run."""
+        models = {job.spec.model for job in self.machine.run.jobs.values() if not job.state.final}
+        return self.on_other_types(models, devices, at=at) if models else []
+
+    def _new(self, profiles: Iterable[Profile], gpu_type: str = "") -> tuple[Profile, ...]:
+        known = self.machine.estimates.profiles
+        return tuple(p for p in profiles if known.get((p.model, p.nodes, gpu_type)) != p)
 
     def parallel(self, jobs: Iterable[JobSpec]) -> tuple[Program, ...]:
         """The programs of these commands that are known to be parallel, and new to the run."""

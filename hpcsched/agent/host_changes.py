@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from math import inf
 
 from hpcsched.agent.clock import RunClock
@@ -11,6 +12,7 @@ from hpcsched.agent.resources import NodeAgents
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
+from hpcsched.core.model import Device
 
 MOVED_S = 2.0
 """The end of a host that differs by less has not moved: messages take their time (chosen)."""
@@ -21,6 +23,7 @@ class HostChanges:
 
     Args:
         remote: the node agents.
+        profiles: what is known of the run's models on devices that come, as events at a time.
     """
 
     def __init__(
@@ -28,8 +31,9 @@ class HostChanges:
         remote: NodeAgents,
         machine: Machine,
         clock: RunClock,
+        profiles: Callable[[Sequence[Device], float], Sequence[ev.Event]],
     ) -> None:
-        self._remote, self._machine, self._clock = remote, machine, clock
+        self._remote, self._machine, self._clock, self._profiles = remote, machine, clock, profiles
         self._lost: set[str] = set()
 
     def lost(self) -> list[ev.Event]:
@@ -54,6 +58,7 @@ class HostChanges:
         for devices, cores in self._remote.come():
             names = dict.fromkeys([*(one.host for one in devices), *(one.host for one in cores)])
             known = {host: end for host in names if (end := ends.pop(host, None)) is not None}
+            events += self._profiles(devices, at)
             events.append(ev.HostsJoined(at=at, devices=devices, cores=cores, ends=known))
             events += prohibited(devices, at)
         hosts = self._machine.hosts

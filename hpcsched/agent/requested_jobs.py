@@ -12,6 +12,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.cpu.cores import most_cores
 from hpcsched.core.model import JobSpec
+from hpcsched.core.resources.gpus import own_type
 from hpcsched.store.rundir import RunDir
 
 
@@ -25,11 +26,12 @@ def admission_for(
 ) -> Admission:
     """The rules by which jobs are taken into the run."""
     sizes = (device.memory_mib for device in hosts.inventory)
+    own = request.device_type or own_type(hosts.inventory) or machine.ledger.own_type or hosts.kind
     return Admission(
         machine=machine,
-        find_profiles=lambda models: find_profiles(models, hosts.kind),
+        find_profiles=lambda models, gpu_type: find_profiles(models, gpu_type or own),
         find_parallel=find_parallel,
-        find_shared=lambda: find_shared(hosts.kind),
+        find_shared=lambda: find_shared(own),
         stand_ins=hosts.stand_ins,
         hosts=hosts.granted,  # a job for more than have come waits for an allocation in which they do
         cores=most_cores(hosts.cores, hosts.inventory),

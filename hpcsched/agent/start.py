@@ -290,6 +290,7 @@ def run(
             host="" if hosts.remote else hosts.host_names[0],
             settle_s=request.monitor_s + FREE_WITHIN_S,
         )
+        host_changes = HostChanges(hosts.remote, machine, clock, admission.joined) if hosts.remote else None
         resources = Resources(
             machine=machine,
             journal=journal,
@@ -307,7 +308,7 @@ def run(
             ends_by=allocation.ends_by,
             signals_all=allocation.signals_all,
             hosts=hosts.remote,
-            host_changes=HostChanges(hosts.remote, machine, clock) if hosts.remote else None,
+            host_changes=host_changes,
             moving=moving,
             leads=partial(leads, rundir, epoch) if joinable else lambda: True,
             source=request.source,
@@ -345,8 +346,9 @@ def run(
             if without_exec(batch):
                 say("started without exec: the batch system's signals end the script's shell, and us with it")
         try:
-            coming = (replace(event, at=now) for event in new_jobs)
-            outcome = agent.run([started, *prohibited(hosts.inventory, now), *coming])
+            there = hosts.inventory
+            coming = (*admission.joined(there, now), *(replace(event, at=now) for event in new_jobs))
+            outcome = agent.run([started, *prohibited(there, now), *coming])
             if outcome is RunOutcome.MOVED and hosts.remote:
                 hosts.remote.moves = True
                 rundir.write_record(msgspec.structs.replace(record, left=True))

@@ -17,12 +17,12 @@ from hpcsched.agent.allocation.requeue import RequeuePlan, RunProgress, why_not_
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import Device, HostCores, JobSpec
+from hpcsched.core.model import JobSpec
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
-from hpcsched.sim.blocks import SIM_HOST
+from hpcsched.sim.blocks import Block, placed
 from hpcsched.sim.engine import Simulation
 
 STARTUP_S = 2.0
@@ -114,21 +114,18 @@ def as_used(work: Work, *, gpus: int) -> tuple[JobSpec, ...]:
 
 
 def _begin(work: Work, gpus: int, nodes: int, *, at: float) -> ev.AgentStarted:
-    hosts = [f"{SIM_HOST}{number + 1}" for number in range(nodes)]
+    [there] = placed([Block(gpus=gpus, nodes=nodes)])
     return ev.AgentStarted(
         rules=ev.RULES,
         at=at,
         wall=at,
-        devices=tuple(
-            Device(index=i, host=hosts[i // gpus], kind="simulated", handle=str(i % gpus))
-            for i in range(gpus * nodes)
-        ),
+        devices=tuple(there.devices),
         policy=work.policy,
         policy_options=dict(work.options),
         parallel=tuple(work.parallel),
-        cores=tuple(HostCores(host=host, own=tuple(range(work.cpus))) for host in hosts if work.cpus),
+        cores=there.cores(work.cpus),
         reserve_s=work.margin_s * work.speed,
-        stays=hosts[0],
+        stays=next(iter(there.hosts)),
         reads_inbox=True,  # so that nothing is decided before the simulation follows
     )
 

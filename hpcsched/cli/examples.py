@@ -95,6 +95,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "hpcsched simulate jobs.toml --gpus-per-node 4",
         "hpcsched simulate jobs.toml --gpus-per-node 4 --policy marble,planner --gantt plan.svg",
         "hpcsched simulate jobs.toml --allocation 4@0+4h --allocation 2x8@1h+2h",
+        'hpcsched simulate jobs.toml --device-type A100 --allocation 4@0 --allocation "8:NVIDIA H200@0"',
     ),
     "advise": (
         "hpcsched advise jobs.toml",

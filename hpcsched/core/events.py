@@ -98,13 +98,12 @@ class DeadlineMoved(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilesLoaded(Event):
-    """The profiles to go by, one for each model and number of hosts, chosen for the devices at hand.
-
-    `parallel`: programs that have said, in an earlier run, that they are.
-    """
+    """The profiles to go by, one for each model and number of hosts, on devices of `gpu_type` ("": the run's
+    own). `parallel`: programs that have said, in an earlier run, that they are."""
 
     profiles: tuple[Profile, ...]
     parallel: tuple[Program, ...] = ()
+    gpu_type: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

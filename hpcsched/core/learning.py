@@ -19,8 +19,8 @@ from statistics import median, stdev
 
 from hpcsched.core.profile import Profile
 
-Key = tuple[str, int]
-"""A model, and on how many hosts it runs."""
+Key = tuple[str, int, str]
+"""A model, on how many hosts it runs, and on which type of GPU ("": the run's own)."""
 
 LEAST_STEPS, LEAST_S = 5, 2.0
 """A stretch is a sample from this many steps and seconds on."""
@@ -187,10 +187,10 @@ def _differ(a: float, b: float, error: float) -> bool:
 
 def as_seen(key: Key, points: Mapping[int, SeenRates]) -> Profile:
     """A profile of the counts that were seen, and of no others."""
-    model, nodes = key
+    model, nodes, gpu_type = key
     return Profile(
         model=model,
-        device="",
+        device=gpu_type,
         nodes=nodes,
         throughput={gpus: seen.rate for gpus, seen in points.items()},
         spread={gpus: seen.spread for gpus, seen in points.items()},

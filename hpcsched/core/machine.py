@@ -171,7 +171,7 @@ class Machine:
             begin_life(event)
         self._takeover.end_others(event)
         self._submissions.compared(event)
-        self.ledger.begin_life(event.devices, event.cores)
+        self.ledger.begin_life(event.devices, event.cores, by_type=event.rules >= 4)
         self.hosts.begin_life(event)
         self.leftover.begin_life(event)
         self._takeover.go_on(event)
@@ -183,7 +183,7 @@ class Machine:
         self._out.ask_policy()
 
     def _profiles_loaded(self, event: ev.ProfilesLoaded) -> None:
-        self.estimates.load(event.profiles, event.parallel)
+        self.estimates.load(event.profiles, event.parallel, gpu_type=event.gpu_type)
         self.run.count_news()
         self._out.ask_policy()
 

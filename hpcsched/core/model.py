@@ -207,6 +207,11 @@ class JobSpec:
         """The job whose final state it begins with, if there is one."""
         return self.training.continues if self.training else None
 
+    @property
+    def mixes_types(self) -> bool:
+        """Whether its GPUs may be of several types: of stream workers each has as many as it is fast."""
+        return self.strategy["kind"] == "vsw" and not {"workers", "accumulation"} & self.strategy.keys()
+
 
 class ComputeMode(StrEnum):
     """What a GPU lets processes do, in NVML's words; one that nothing is known of counts as DEFAULT."""
@@ -223,7 +228,8 @@ class Device:
     """One GPU (or CPU slot, or pretended GPU) of the allocation.
 
     `handle` is what a worker's environment needs to find it: a UUID of a GPU or of a MIG
-    instance (an index where it has none), a CPU list for a slot.
+    instance (an index where it has none), a CPU list for a slot. `stands_for` is the type of GPU that a
+    pretended one is taken for ("": none).
     """
 
     index: int
@@ -232,6 +238,12 @@ class Device:
     handle: str
     memory_mib: float | None = None
     compute_mode: ComputeMode = ComputeMode.DEFAULT
+    stands_for: str = ""
+
+    @property
+    def gpu_type(self) -> str:
+        """The name that profiles know it by."""
+        return self.stands_for or self.kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

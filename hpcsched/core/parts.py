@@ -42,7 +42,7 @@ def make_parts(make_policy: PolicyMaker, *, stories: bool) -> Parts:
     out = Outcome(run, stories=stories)
     estimates = Estimates(run, out, ledger)
     ends = HostEnds(run, ledger, estimates)
-    rooms = Rooms(run, ledger, ends.too_short)
+    rooms = Rooms(run, ledger, estimates, ends.too_short)
     own = OwnGpus(run, out, ledger, rooms)
     waiting = Waiting(run, out, ledger)
     deadline = Deadline(run, out, ledger, estimates, waiting)

@@ -17,6 +17,7 @@ class Why(StrEnum):
 
     # why a job waits
     RESOURCES = "Resources"
+    ONE_TYPE = "OneType"
     PRIORITY = "Priority"
     PLAN = "Plan"
     DEPENDENCY = "Dependency"
@@ -33,7 +34,8 @@ class Why(StrEnum):
     HOST_SILENT = "HostSilent"
     MODULES = "Modules"
     NO_AGENT = "NoAgent"
-    # why it has this many GPUs
+    # why it has this many GPUs, and these
+    ON_TYPE = "OnType"
     OPTIMAL = "Optimal"
     LEFT_OVER = "LeftOver"
     NO_PROFILE = "NoProfile"
@@ -132,6 +134,7 @@ class Why(StrEnum):
 
 _WORDS = {
     Why.RESOURCES: "waits for GPUs: needs {need}{hosts}, {free} free",
+    Why.ONE_TYPE: "waits for GPUs of one type: needs {need}{hosts}, free are {free}",
     Why.PRIORITY: "waits for GPUs behind earlier jobs",
     Why.PLAN: "waits for its turn in the plan: {free} GPUs free",
     Why.DEPENDENCY: "waits for {after} to complete",
@@ -174,6 +177,7 @@ _WORDS = {
     Why.WANTS_CORES: "would take more than its {had:.4g} cores, of which it uses {efficiency:.0%}: none are "
     "free",
     Why.RESEATED: "has {seats} since step {step}{stopped}",
+    Why.ON_TYPE: "it gets {type}: of the types of GPU with enough free the fastest, by what is known",
     Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",
     Why.NO_PROFILE: "the scaling of {model} has not been measured yet: it gets {gpus} GPUs now, at most half "
@@ -263,8 +267,8 @@ _WORDS = {
     Why.HOST_ENDS: "host {host} ends in {left:.0f} s: leaves it, and goes on elsewhere",
     Why.TIME_LIMIT: "its time limit of {limit} is over{how}",
     Why.OUT_OF_MEMORY: "out of memory: {words}",
-    Why.LEARNED: "{model} does {rate:.4g} steps/s on {gpus} GPUs ({samples} samples of {steps} steps in all, "
-    "spread {spread:.1%}; {before})",
+    Why.LEARNED: "{model} does {rate:.4g} steps/s on {gpus} GPUs{of} ({samples} samples of {steps} steps in "
+    "all, spread {spread:.1%}; {before})",
     Why.QUARANTINED: "there was a fault while it shared GPU {gpu} with job {job} ({name}): it shares none "
     "any more",
     Why.EXCUSED: "background job {job} ({name}) shared a GPU with it: that counts as no failure, and they "
@@ -307,7 +311,7 @@ class Reason:
     def said(self, noun: str) -> str:
         """The reason in words. `noun`: what the devices of the run are called (`Ledger.noun`)."""
         facts, words = self.facts, reworded(_WORDS[self.why], noun)
-        said = {"hosts": "", "stopped": "", "because": "", "again": "", "not_taken": ""}
+        said = {"hosts": "", "stopped": "", "because": "", "again": "", "not_taken": "", "of": ""}
         if self.why is Why.FELL_BACK:
             said["of"] = f" of step {facts.get('expected')}"
             said["then"] = f"goes on from step {facts.get('step')}"

@@ -99,9 +99,10 @@ class View:
     `hosts_of(job)` says how many of a running job's GPUs lie on which host, `places(gpus)` how many of these.
     `waiting(fits)` walks the jobs that could start in FIFO order. `queue` are all that wait, in order, and
     `blocked()` those on GPUs of their own that wait for others to complete, whose names `unmet(job)` gives.
-    `room(job)` says how many GPUs the job's needs (a kind of GPU, cores, memory) leave it on each host, its
-    own ones included (None: all), which `pick` goes by, and `most_for(job)` how many they would on each of
-    its hosts, were all free.
+    `room(job, free)` says how many GPUs the job's needs (a kind of GPU, cores, memory) leave it on each host,
+    its own ones included (None: all), which `pick` goes by, and `most_for(job)` how many they would on each
+    of its hosts, were all free. Where there are several types of GPU, all is said of that which the job has
+    or, if it waits, is to get of those that are `free`.
     `in_time(job, others)` says whether a waiting job can still be started, together with `others`, before
     the allocation ends.
     `profile(job)` is None for a model never measured; of one that only this run has seen it has just the
@@ -148,7 +149,7 @@ class View:
     start_left_s: Callable[[Job], float]
     plan: Plan | None
     news: int
-    room: Callable[[Job], Mapping[str, int] | None] = lambda job: None
+    room: Callable[[Job, GpusByHost], Mapping[str, int] | None] = lambda job, free: None
     most_for: Callable[[Job], int] | None = None
     left_on: Callable[[Collection[str]], float] = lambda hosts: inf
 
@@ -165,7 +166,7 @@ class View:
     ) -> tuple[int, tuple[str, ...]]:
         """`GpusByHost.pick` (of `free`, by default all free ones), of the counts that the job may have."""
         free, nodes = self.free if free is None else free, job.spec.nodes
-        room = self.room(job)
+        room = self.room(job, free)
         gpus, hosts = free.pick(wanted, nodes, own, room)
         fitting = job.fitting(gpus)
         if fitting == gpus:

@@ -45,10 +45,12 @@ HAPPENS_KEYS = {
 @dataclass(frozen=True)
 class Node:
     """A node: `gpus` GPUs, `mig[i]` instances on the i-th, none where it is (). Without `memory_mib` nobody
-    knows the memory, and without a `visible` all GPUs are shown."""
+    knows the memory, and without a `visible` all GPUs are shown. `named`: its GPUs stand for those of that
+    name."""
 
     gpus: int
     name: str = "NVIDIA H100 80GB HBM3"
+    named: bool = False
     memory_mib: float | None = None
     mig: Sequence[int] = ()
     recovery_action: bool = True
@@ -108,7 +110,7 @@ def read_node(path: Path) -> Node:
         _happening(row, where, f"happens[{i}]", mig, "memory_mib" in given)
         for i, row in enumerate(given.get("happens", ()))
     )
-    return Node(gpus=gpus, mig=mig if any(mig) else (), script=script, **known)
+    return Node(gpus=gpus, named="name" in given, mig=mig if any(mig) else (), script=script, **known)
 
 
 def _happening(

@@ -31,7 +31,10 @@ class ReplayDevices:
         self._devices = NvmlDevices(
             host, nvml=SimulatedNvml(node.simulated(host), node.script), visible=node.visible
         )
-        self._inventory = tuple(replace(device, kind=self.kind) for device in self._devices.inventory())
+        self._inventory = tuple(
+            replace(device, kind=self.kind, stands_for=device.kind if node.named else "")
+            for device in self._devices.inventory()
+        )
 
     def inventory(self) -> tuple[Device, ...]:
         return self._inventory

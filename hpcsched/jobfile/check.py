@@ -34,17 +34,24 @@ def check_names(
         schema.refuse(where, "after", f"a cycle: {circle}", "jobs that do not wait for each other")
 
 
-def check_fits(specs: Iterable[JobSpec], *, gpus: int, hosts: int, where: str, noun: str = GPU) -> None:
-    """Refuse jobs that ask for more GPUs (people call each a `noun`) or hosts than there are."""
+def check_fits(
+    specs: Iterable[JobSpec],
+    *,
+    gpus: int,
+    hosts: int,
+    where: str,
+    noun: str = GPU,
+    here: str = "so many are here",
+) -> None:
+    """Refuse jobs that ask for more GPUs (people call each a `noun`) or hosts than there are; `here` are the
+    words for that."""
     for spec in specs:
         if spec.gpus_min > gpus:
             schema.refuse(
                 where,
                 f"job {spec.name}.gpus",
                 f"{spec.gpus_min} {noun}s",
-                f"at most {gpus}: so many are here",
+                f"at most {gpus}: {here}",
             )
         if spec.nodes > hosts:
-            schema.refuse(
-                where, f"job {spec.name}.nodes", f"{spec.nodes} hosts", f"at most {hosts}: so many are here"
-            )
+            schema.refuse(where, f"job {spec.name}.nodes", f"{spec.nodes} hosts", f"at most {hosts}: {here}")

@@ -139,7 +139,7 @@ def check_needs(spec: JobSpec, devices: Sequence[Device], cores: Sequence[HostCo
 
 
 def _here(devices: Sequence[Device]) -> str:
-    kinds = Counter((device.kind, device.memory_mib) for device in devices)
+    kinds = Counter((device.gpu_type, device.memory_mib) for device in devices)
     said = [
         f"{count} x {kind}" + (f" with {said_mib(memory)}" if memory else "")
         for (kind, memory), count in kinds.items()

@@ -80,7 +80,7 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
 def _resize(view: View, job: Job, gpus: int, role: str, profile: Profile, reason: Reason) -> Resize | None:
     """The change, unless it costs more than it can still gain."""
     own = view.hosts_of(job)
-    _, hosts = view.free.pick(gpus, job.spec.nodes, own, view.room(job))
+    _, hosts = view.free.pick(gpus, job.spec.nodes, own, view.room(job, view.free))
     cost_s, time_s = view.switch_s(job, gpus, hosts), view.time_on(hosts)
     if not _pays(view, job, gpus, profile, cost_s, time_s):
         return None

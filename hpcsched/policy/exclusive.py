@@ -33,7 +33,7 @@ class Exclusive:
         if not empty.left:
             return []
         for job in view.waiting(view.capacity.fits):
-            if not empty.fits(job.least, job.spec.nodes, view.room(job)):
+            if not empty.fits(job.least, job.spec.nodes, view.room(job, empty)):
                 break
             gpus, hosts = view.pick(job, view.limits(job)[1], free=empty)
             reason = Reason(Why.EXCLUSIVE, {"gpus": gpus})

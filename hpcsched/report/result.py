@@ -88,14 +88,15 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocationResult(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocation that came and went: `nodes` with `gpus_per_node` each, from `start_s` to `end_s` (None:
-    it stays); `gpus` are their indices. `gpu_hours` are those for which its GPUs were in the run,
-    `used_gpu_hours` those of them for which jobs had them."""
+    """An allocation that came and went: `nodes` with `gpus_per_node` each (of `gpu_type`, if that was named),
+    from `start_s` to `end_s` (None: it stays); `gpus` are their indices. `gpu_hours` are those for which its
+    GPUs were in the run, `used_gpu_hours` those of them for which jobs had them."""
 
     start_s: float
     end_s: float | None
     nodes: int
     gpus_per_node: int
+    gpu_type: str | UnsetType = UNSET
     gpus: tuple[int, ...]
     gpu_hours: float
     used_gpu_hours: float

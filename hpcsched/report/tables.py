@@ -141,6 +141,11 @@ def allocation_table(results: Sequence[Result], *, width: int | None = None) -> 
     head = [
         _Column("NODES", [str(one.nodes) for one in first]),
         _Column("GPUS", [str(one.gpus_per_node) for one in first]),
+        *(
+            [_Column("TYPE", [one.gpu_type or "-" for one in first])]
+            if any(o.gpu_type for o in first)
+            else ()
+        ),
         _Column(f"FROM{unit}", [clock(one.start_s) for one in first]),
         _Column(f"UNTIL{unit}", [clock(one.end_s) for one in first]),
     ]

@@ -1,14 +1,15 @@
-"""Hosts that come together and go together, as allocations do, and their joining of a simulated run."""
+"""Simulated hosts and their GPUs: those that come together and go together, as allocations do."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
 from hpcsched.core.events import HostsJoined
 from hpcsched.core.model import Device, HostCores
+from hpcsched.core.resources.gpus import SIMULATED
 
 SIM_HOST = "node"
 """What simulated hosts are called, with a number from 1 on."""
@@ -16,9 +17,11 @@ SIM_HOST = "node"
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Hosts that come together: `gpus` on each of `nodes`, in `start_s` seconds, and then for `lasts_s`."""
+    """Hosts that come together: `gpus` of one type ("": any) on each of `nodes`, in `start_s` seconds, and
+    then for `lasts_s`."""
 
     gpus: int
+    gpu_type: str = ""
     nodes: int = 1
     start_s: float = 0.0
     lasts_s: float = math.inf
@@ -40,6 +43,18 @@ class BlockHosts:
 
     block: Block
     hosts: Mapping[str, tuple[int, ...]]
+
+    @property
+    def devices(self) -> Iterator[Device]:
+        """Its GPUs."""
+        for host, gpus in self.hosts.items():
+            for i, index in enumerate(gpus):
+                stands_for = self.block.gpu_type
+                yield Device(index=index, host=host, kind=SIMULATED, handle=str(i), stands_for=stands_for)
+
+    def cores(self, cpus: int) -> tuple[HostCores, ...]:
+        """So many cores of each of its hosts for jobs without GPUs."""
+        return tuple(HostCores(host=host, own=tuple(range(cpus))) for host in self.hosts if cpus)
 
 
 def placed(blocks: Iterable[Block], after: Block | None = None) -> list[BlockHosts]:
@@ -67,15 +82,10 @@ def joining(blocks: Iterable[BlockHosts], cpus: int = 0) -> list[HostsJoined]:
         cores: list[HostCores] = []
         ends: dict[str, float] = {}
         for one in together:
-            for host, gpus in one.hosts.items():
-                devices += [
-                    Device(index=index, host=host, kind="simulated", handle=str(i))
-                    for i, index in enumerate(gpus)
-                ]
-                if cpus:
-                    cores.append(HostCores(host=host, own=tuple(range(cpus))))
-                if one.block.end_s < math.inf:
-                    ends[host] = one.block.end_s
+            devices += one.devices
+            cores += one.cores(cpus)
+            if one.block.end_s < math.inf:
+                ends |= dict.fromkeys(one.hosts, one.block.end_s)
         events.append(HostsJoined(at=at, devices=tuple(devices), cores=tuple(cores), ends=ends))
     return events
 

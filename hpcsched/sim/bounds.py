@@ -11,6 +11,12 @@ Hosts may come and go: then GPUs are there by time (`sim.capacity`), a job has a
 the hosts of that time, and areas are spread over the GPUs that there are. Nothing of a job has to be on one
 side of such a change: it may be suspended and go on at no cost but that of its next launch.
 
+GPUs may be of several types. The lemma holds for each of them, with t(k, g) for g GPUs of type k; where types
+do not matter, t(g) is the least of these. If A(k) is the least g t(k, g) of a job, and A the least A(k), then
+S GPU-seconds on type k do the share S / A(k) of it at most, and w S / A where w is A / A(k) or more. So a GPU
+of type k is worth the largest A / A(k) of all jobs: with that weight, areas of A add up as on equal GPUs. The
+GPUs of some jobs may be of several types at a time, which are all taken for the fastest then, and worth 1.
+
 A stretch is a start or a resume, so launch(g) is the cheaper of the two. A cost that is not known counts
 as nothing, and so does every launch of a job whose GPU count changes in place.
 """
@@ -20,8 +26,9 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
 from graphlib import TopologicalSorter
 from heapq import heappop, heappush
 from itertools import accumulate, chain
@@ -29,7 +36,7 @@ from itertools import accumulate, chain
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.planning.jobs.configuration_lp import BOUND_MARGIN, changing_bound_s, configuration_lp
 from hpcsched.sim.blocks import Block
-from hpcsched.sim.capacity import Capacity
+from hpcsched.sim.capacity import Capacity, GpuType
 
 MAX_LP_JOBS = 40
 MAX_LP_GPUS = 1024
@@ -54,6 +61,8 @@ class BoundJob:
     `after` the indices of the jobs that must have ended before it starts. `gpus_max` None means "as many
     as there are". `in_place` says that its GPU count may change without a restart. `share` is the least
     share of a GPU that it has while it runs there: with others it may be there in 1 / `share` times.
+    `on_types` are its profiles on GPUs of types on which `profile` is not what it goes by, by their names;
+    `mixes`: its GPUs may be of several types at a time.
     """
 
     profile: Profile | None
@@ -65,6 +74,17 @@ class BoundJob:
     after: tuple[int, ...] = ()
     in_place: bool = False
     share: float = 1.0
+    on_types: Mapping[str, Profile] = field(default_factory=dict)
+    mixes: bool = False
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The seconds t(g) of a whole job by GPU count over all its hosts: on GPUs of each type that has so many
+    (None: whatever they are), and of these the least."""
+
+    by_type: Mapping[GpuType, Mapping[int, float]]
+    best: Mapping[int, float]
 
 
 def lower_bound_s(
@@ -83,19 +103,14 @@ def lower_bound_s(
 
     Raises ValueError if `after` has a cycle, or if a job needs more GPUs or hosts than there are.
     """
-    there = _there(gpus, hosts, blocks)
-    tables = _tables(jobs, there)
-    if tables is None:
+    times, there = _known(jobs, [Block(gpus=gpus, nodes=hosts), *blocks])
+    if times is None:
         return None
-    starts, ends = _earliest(jobs, tables, there)
-    areas = [_area(table) * job.share for table, job in zip(tables, jobs, strict=True)]
+    starts, ends = _earliest(jobs, times, there)
+    areas = [_area(one.best) * job.share for one, job in zip(times, jobs, strict=True)]
     shared = any(job.share < 1 for job in jobs)
-    lp_s = 0.0 if shared else _lp_bound_s(tables, there, starts)
+    lp_s = 0.0 if shared else _lp_bound_s([one.best for one in times], there, starts)
     return max([0.0, *ends, *_area_bounds(starts, areas, there), lp_s])
-
-
-def _there(gpus: int, hosts: int, blocks: Sequence[Block]) -> Capacity:
-    return Capacity([Block(gpus=gpus, nodes=hosts), *blocks])
 
 
 def mean_jct_bound_s(
@@ -118,21 +133,21 @@ def mean_jct_bound_s(
       et al. 2002). And as no count is faster than 1 / h, the end is at least M + a h / 2.
 
     Where hosts come and go the machine has the speed of that time. Both stay what they are: SRPT has, at each
-    time, most tasks done, and of two tasks the smaller one is better first whatever the speeds are.
+    time, most tasks done, and of two tasks the smaller one is better first whatever the speeds are. GPUs of
+    several types make it as fast as they are worth.
 
     The first is better where jobs come late, the second where they come together, as w <= h. Each choice of
     a gives a bound, and the largest of three counts: a = 0 (height), a = 1, and `_cuts`.
     """
-    there = _there(gpus, hosts, blocks)
-    tables = _tables(jobs, there)
-    if not jobs or tables is None:
-        return None if tables is None else 0.0
-    heights = [min(table.values()) for table in tables]
-    starts, ends = _earliest(jobs, tables, there)
+    times, there = _known(jobs, [Block(gpus=gpus, nodes=hosts), *blocks])
+    if not jobs or times is None:
+        return None if times is None else 0.0
+    heights = [min(one.best.values()) for one in times]
+    starts, ends = _earliest(jobs, times, there)
     if math.isinf(max(ends)):
         return math.inf
-    shares = [job.share / there.gpus for job in jobs]
-    weights = [_area(table) * share for table, share in zip(tables, shares, strict=True)]
+    shares = [job.share / there.size for job in jobs]
+    weights = [_area(one.best) * share for one, share in zip(times, shares, strict=True)]
     total = sum(starts) + sum(heights)
     if not there.constant:
         total = max(total, sum(ends))
@@ -153,36 +168,70 @@ def _area_bounds(starts: Sequence[float], areas: Sequence[float], there: Capacit
         yield there.area_end_s(start_s, area)
 
 
-def _area(table: dict[int, float]) -> float:
+def _area(table: Mapping[int, float]) -> float:
     return min(count * seconds for count, seconds in table.items())
 
 
-def _tables(jobs: Sequence[BoundJob], there: Capacity) -> list[dict[int, float]] | None:
-    """For each job its seconds t(g) by GPU count over all hosts; None if one is not known."""
+def _known(jobs: Sequence[BoundJob], blocks: Sequence[Block]) -> tuple[list[_Times] | None, Capacity]:
+    """The times of each job (None if one is not known), and the GPUs that there are, by what they are worth.
+    Raises ValueError for jobs that are too large."""
+    there = Capacity(blocks)
+    times = _times(jobs, there)
+    if times is None or len(there.types) == 1 or any(job.mixes for job in jobs):
+        return times, there
+    worth = dict.fromkeys(there.types, 0.0)
+    for one in times:
+        least = _area(one.best)
+        for gpu_type in worth.keys() & one.by_type.keys() if least > 0 else ():
+            worth[gpu_type] = max(worth[gpu_type], least / _area(one.by_type[gpu_type]))
+    return times, Capacity(blocks, worth)
+
+
+def _times(jobs: Sequence[BoundJob], there: Capacity) -> list[_Times] | None:
     known: dict[tuple[int, ...], list[tuple[int, float, float]]] = {}
-    largest = {nodes: there.most(nodes) for nodes in {1, *(job.nodes for job in jobs)}}
-    tables = []
+    largest = {
+        (nodes, gpu_type): there.most(nodes, gpu_type)
+        for nodes in {1, *(job.nodes for job in jobs)}
+        for gpu_type in (None, *there.types)
+    }
+    one_type = len(there.types) == 1
+    times = []
     for job in jobs:
         if job.profile is None or job.steps is None:
             return None
-        if job.nodes > there.hosts:
-            raise ValueError(f"a job needs {job.nodes} hosts, there are {there.hosts}")
-        gpus = largest[job.nodes]
-        most = gpus if job.gpus_max is None else min(job.gpus_max, gpus)
-        if job.gpus_min > most:
+        if job.nodes > there.hosts():
+            raise ValueError(f"a job needs {job.nodes} hosts, there are {there.hosts()}")
+        profiles = {each: job.on_types.get(each, job.profile) for each in there.types}
+        kinds: Sequence[GpuType] = (None,) if job.mixes or one_type else there.types
+        by_type: dict[GpuType, Mapping[int, float]] = {}
+        for kind in kinds:
+            gpus = largest[job.nodes, kind]
+            most = gpus if job.gpus_max is None else min(job.gpus_max, gpus)
+            if job.gpus_min <= most:
+                these = profiles.values() if kind is None else (profiles[kind],)
+                by_type[kind] = reduce(_least, [_seconds(job, one, most, known) for one in these])
+        if not by_type:
+            most = max(largest[job.nodes, kind] for kind in kinds)
             raise ValueError(f"a job needs {job.gpus_min} GPUs, there are {most} for it")
-        key = (id(job.profile), job.gpus_min, most, job.nodes, job.in_place)
-        if key not in known:
-            known[key] = [
-                (
-                    count * job.nodes,
-                    0.0 if job.in_place else _launch_s(job.profile, count),
-                    job.profile.rate(count),
-                )
-                for count in range(job.gpus_min, most + 1)
-            ]
-        tables.append({count: launch_s + job.steps / rate for count, launch_s, rate in known[key]})
-    return tables
+        times.append(_Times(by_type, reduce(_least, by_type.values())))
+    return times
+
+
+def _seconds(
+    job: BoundJob, profile: Profile, most: int, known: dict[tuple[int, ...], list[tuple[int, float, float]]]
+) -> dict[int, float]:
+    """By GPU count; `known` keeps the costs of launches and the rates."""
+    key = (id(profile), job.gpus_min, most, job.nodes, job.in_place)
+    if key not in known:
+        known[key] = [
+            (count * job.nodes, 0.0 if job.in_place else _launch_s(profile, count), profile.rate(count))
+            for count in range(job.gpus_min, most + 1)
+        ]
+    return {count: launch_s + (job.steps or 0) / rate for count, launch_s, rate in known[key]}
+
+
+def _least(one: Mapping[int, float], other: Mapping[int, float]) -> Mapping[int, float]:
+    return {count: min(one.get(count, math.inf), other.get(count, math.inf)) for count in {**one, **other}}
 
 
 def _launch_s(profile: Profile, gpus: int) -> float:
@@ -190,22 +239,22 @@ def _launch_s(profile: Profile, gpus: int) -> float:
 
 
 def _earliest(
-    jobs: Sequence[BoundJob], tables: Sequence[dict[int, float]], there: Capacity
+    jobs: Sequence[BoundJob], times: Sequence[_Times], there: Capacity
 ) -> tuple[list[float], list[float]]:
     """For each job its start and end at the earliest: after its submit and its chain of dependencies."""
     starts = [job.submit_s for job in jobs]
     ends = [
-        there.job_end_s(start_s, table, job.nodes)
-        for start_s, table, job in zip(starts, tables, jobs, strict=True)
+        there.job_end_s(start_s, one.by_type, job.nodes)
+        for start_s, one, job in zip(starts, times, jobs, strict=True)
     ]
     if any(job.after for job in jobs):
         for i in TopologicalSorter({i: job.after for i, job in enumerate(jobs)}).static_order():
             starts[i] = max([starts[i], *(ends[before] for before in jobs[i].after)])
-            ends[i] = there.job_end_s(starts[i], tables[i], jobs[i].nodes)
+            ends[i] = there.job_end_s(starts[i], times[i].by_type, jobs[i].nodes)
     return starts, ends
 
 
-def _lp_bound_s(tables: Sequence[dict[int, float]], there: Capacity, starts: Sequence[float]) -> float:
+def _lp_bound_s(tables: Sequence[Mapping[int, float]], there: Capacity, starts: Sequence[float]) -> float:
     """By the configuration LP; 0 without scipy, or where it would take too long or has no use."""
     if not 0 < len(tables) <= MAX_LP_JOBS or there.gpus > MAX_LP_GPUS:
         return 0.0

@@ -33,7 +33,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.packing.mechanism import Packing
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
-from hpcsched.core.model import Device, HostCores, JobSpec, JobState, Progress, Role
+from hpcsched.core.model import JobSpec, JobState, Progress, Role
 from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.transitions.decisions import PolicyMaker
@@ -41,7 +41,7 @@ from hpcsched.core.transitions.outcome import HOSTS, LOOK, RELEASE
 from hpcsched.planning.jobs.course import PAUSED_RATE_SHARE
 from hpcsched.planning.ps.training import PsTraining
 from hpcsched.policy import make_policy
-from hpcsched.sim.blocks import SIM_HOST
+from hpcsched.sim.blocks import Block, placed
 from hpcsched.sim.interference import Interference
 from hpcsched.sim.truth import Truth
 from hpcsched.sim.under_way import UnderWay
@@ -61,6 +61,7 @@ class Simulation:
     Args:
         jobs, gpus, nodes, policy, options: what a run from the beginning is made of; `gpus` on each
             of `nodes` hosts.
+        on_types: the profiles of models on other types of GPU than that of the first host.
         machine: go on from this state instead, which is changed (pass a copy to keep it): what runs
             in it goes on from its last known step. The arguments above are not looked at then.
         stories: off leaves out what only people look at; large simulations take less time and memory then.
@@ -70,11 +71,9 @@ class Simulation:
         happenings: events from outside, such as commands and lost devices, each at its time.
         source: gives the jobs that are to be there by now and are not, whenever a job has ended.
         metrics: what the evaluation of a job that is done gives.
-        parallel: programs that have said that they are.
-        cpus: cores for jobs without GPUs on each host.
+        parallel: programs that have said that they are. cpus: cores for jobs without GPUs on each host.
         trainings: how the models behave that are trained on CPU cores, by name.
-        release_after_s: see `AgentStarted`.
-        make: gives the policy of a name.
+        release_after_s: see `AgentStarted`. make: gives the policy of a name.
         watch: called with each event and the actions it led to (tests compare them with a live run).
     Raises ConfigError for a job that has no profile or no step count.
     """
@@ -101,6 +100,7 @@ class Simulation:
         trainings: Mapping[str, PsTraining] | None = None,
         release_after_s: float | None = None,
         make: PolicyMaker = make_policy,
+        on_types: Mapping[str, Sequence[Profile]] | None = None,
     ) -> None:
         mechanisms.load()
         self.machine = machine or Machine(make, stories=stories)
@@ -110,20 +110,18 @@ class Simulation:
         self._from_state = machine is not None
         self._stories = stories
         jobs, self._profiles = tuple(jobs), tuple(profiles)
-        hosts = [f"{SIM_HOST}{i + 1}" for i in range(nodes)]
+        self._on_types = dict(on_types or {})
+        [there] = placed([Block(gpus=gpus, nodes=nodes)])
         now: dict[str, Any] = {"rules": ev.RULES, "at": 0.0, "wall": 0.0}
         self._started = ev.AgentStarted(
             **now,
-            devices=tuple(
-                Device(index=i, host=hosts[i // gpus], kind="simulated", handle=str(i % gpus))
-                for i in range(gpus * nodes)
-            ),
+            devices=tuple(there.devices),
             policy=policy,
             policy_options=dict(options or {}),
             parallel=tuple(parallel),
-            cores=tuple(HostCores(host=host, own=tuple(range(cpus))) for host in hosts if cpus),
+            cores=there.cores(cpus),
             release_after_s=release_after_s,
-            stays=hosts[0],
+            stays=next(iter(there.hosts)),
         )
         self._truth = Truth(self.machine, truth, trainings)
         self._watch, self._source, self._metrics = watch, source, metrics
@@ -192,6 +190,8 @@ class Simulation:
     def _begin(self) -> None:
         self._feed(self._started)
         self._feed(ev.ProfilesLoaded(at=0.0, profiles=self._profiles))
+        for gpu_type, profiles in self._on_types.items():
+            self._feed(ev.ProfilesLoaded(at=0.0, profiles=tuple(profiles), gpu_type=gpu_type))
         self._feed(ev.JobsSubmitted(at=0.0, first_id=1, jobs=self._at_once))
         self._await_jobs()
         self._ask_for_jobs()

@@ -32,7 +32,8 @@ class Truth:
     """The truth of all jobs of a machine.
 
     Args:
-        profiles: of all jobs on GPUs; None: as the machine believes.
+        profiles: of all jobs, on GPUs of the run's own type; None: as the machine believes. On others jobs go
+            by the profiles that were loaded.
         trainings: how the models behave that are trained on CPU cores, by name.
     """
 
@@ -74,8 +75,11 @@ class Truth:
 
     def profile(self, job: Job) -> Profile:
         """The true profile of a job on GPUs."""
+        estimates = self._machine.estimates
         if self._profiles is None:
-            profile = self._machine.estimates.profile(job)
+            profile = estimates.profile(job)
+        elif self._machine.ledger.type_of(job.gpus):
+            profile = estimates.loaded(job)
         else:
             model = job.spec.model
             profile = self._profiles.get((model, job.spec.nodes)) or self._profiles.get((model, 1))

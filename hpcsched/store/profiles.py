@@ -7,6 +7,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,9 @@ from typing import Any, NoReturn
 from hpcsched.core.profile import SOURCES, Cost, Profile
 from hpcsched.errors import ConfigError, StoreError
 from hpcsched.shipped import shipped as shipped_files
+
+FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
+"""Gives the profiles of these models for this device type."""
 
 SCHEMA = 1
 
@@ -192,6 +196,15 @@ def choose_all(
     by_nodes = [[p for p in profiles if p.nodes == nodes] for nodes in sorted({p.nodes for p in profiles})]
     chosen = (choose(ps, model, device, where=where) for model in dict.fromkeys(models) for ps in by_nodes)
     return tuple(p for p in chosen if p is not None)
+
+
+def measured_on(gpu_type: str, models: Iterable[str], find: FindProfiles) -> tuple[Profile, ...]:
+    """The profiles of models on devices of this type alone: none where `choose` would take others'."""
+    found: list[Profile] = []
+    for model in sorted(models):
+        with suppress(ConfigError):  # several, of other types
+            found += [profile for profile in find({model}, gpu_type) if profile.device == gpu_type]
+    return tuple(found)
 
 
 def describe(profile: Profile, *, note: bool = True) -> str:

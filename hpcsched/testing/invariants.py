@@ -102,6 +102,9 @@ def check(machine: Machine) -> None:
             whole = set(gpus) <= machine.ledger.devices.keys()
             even = len(counts) == job.spec.nodes and len(set(counts.values())) == 1
             assert even or not whole, f"job {job.id} has {dict(counts)} GPUs"
+            gpu_type = machine.ledger.type_of(gpus)
+            one = job.spec.mixes_types or gpu_type in machine.ledger.types
+            assert one, f"job {job.id} has GPUs of several types: {gpu_type}"
         if job.target:
             resizes = job.state is JobState.RUNNING and job.target is job.becoming and not job.wanted
             changes = job.state is JobState.SUSPENDING or resizes

@@ -113,6 +113,10 @@ def picture(machine: Machine) -> dict[str, Any]:
             known[id(found)] = found, found and digest(plain(found))
         return known[id(found)][1]
 
+    def told(key: tuple[str, int, str]) -> Any:
+        """The key of a profile; the run's own type of GPU goes without saying."""
+        return key if key[2] else key[:2]
+
     def kept() -> str:
         """Which rule of every state does not hold."""
         try:
@@ -253,15 +257,15 @@ def picture(machine: Machine) -> dict[str, Any]:
         "stuck": m.stuck,
     }
     estimates = {
-        "profiles": [[*key, profile(found)] for key, found in sorted(known_of.profiles.items())],
+        "profiles": [[*told(key), profile(found)] for key, found in sorted(known_of.profiles.items())],
         "parallel": sorted(map(list, known_of.parallel)),
         "seen": [
-            [*key, gpus, plain([seen.rates, seen.steps, seen.told])]
+            [*told(key), gpus, plain([seen.rates, seen.steps, seen.told])]
             for key, counts in sorted(observed.seen.items())
             for gpus, seen in sorted(counts.items())
         ],
-        "beliefs": [[*key, profile(found)] for key, found in sorted(observed.beliefs.items())],
-        "curves": [[*key, profile(found)] for key, found in sorted(observed.curves.items())],
+        "beliefs": [[*told(key), profile(found)] for key, found in sorted(observed.beliefs.items())],
+        "curves": [[*told(key), profile(found)] for key, found in sorted(observed.curves.items())],
         "stretches": [
             [job_id, plain([s.attempt, s.step, s.at])] for job_id, s in sorted(observed._open.items())
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hpcsched import jobfile
 from hpcsched.agent.admission import Admission
 from hpcsched.agent.inbox import Command, Inbox, send
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import HostCores, JobSpec, Kind
+from hpcsched.core.model import Device, HostCores, JobSpec, Kind
 from hpcsched.core.needs import Needs
 from hpcsched.core.reasons import Why
 from hpcsched.decoding import decode
@@ -20,7 +21,7 @@ from hpcsched.errors import ConfigError
 from hpcsched.policy import make_policy
 from hpcsched.store.rundir import RunDir
 from hpcsched.submission import checked
-from hpcsched.testing.builders import Driver, a_job
+from hpcsched.testing.builders import Driver, a_job, a_profile
 
 SETS = [
     {"command": ["true"]},
@@ -160,7 +161,9 @@ MORE = [
 def test_a_wrong_value_of_any_key_is_refused_in_one_line(key, value):
     job = {"name": "a", "kind": "command", "model": "m", "command": ["true"], key: value}
     spec = msgspec.convert(job, JobSpec)
-    admission = Admission(machine=Machine(make_policy), find_profiles=lambda models: (), stand_ins=False)
+    admission = Admission(
+        machine=Machine(make_policy), find_profiles=lambda models, gpu_type: (), stand_ins=False
+    )
     with pytest.raises(ConfigError) as caught:
         admission.events([spec], at=0.0, gpus=4, where="submit")
     assert str(caught.value).isprintable()
@@ -169,7 +172,7 @@ def test_a_wrong_value_of_any_key_is_refused_in_one_line(key, value):
 
 def test_jobs_that_were_cancelled_before_an_agent_took_them_come_as_such_and_need_not_fit():
     driver = Driver(a_job("known", kind=Kind.COMMAND, command=("true",)), gpus=1)
-    admission = Admission(machine=driver.machine, find_profiles=lambda models: (), stand_ins=False)
+    admission = Admission(machine=driver.machine, find_profiles=lambda models, gpu_type: (), stand_ins=False)
     keys = {"a": {"gpus": 9}, "b": {"after": ("a",)}, "c": {}, "known": {"gpus": 2}}
     jobs = [a_job(name, kind=Kind.COMMAND, command=("true",), **own) for name, own in keys.items()]
     command = Command(command="submit", jobs=jobs, cancelled=["a", "b", "known"])
@@ -204,7 +207,7 @@ def test_why_those_that_are_left_can_never_start_is_said_of_each():
     driver.hold("held")
     admission = Admission(
         machine=driver.machine,
-        find_profiles=lambda models: (),
+        find_profiles=lambda models, gpu_type: (),
         stand_ins=False,
         host_cores=[HostCores(host="n1", memory_mib=1000.0)],
     )
@@ -246,3 +249,26 @@ def test_a_name_that_cannot_be_written_down_and_what_is_no_file_are_refused(tmp_
     told = Inbox(rundir).read()
     assert len(told) == 3
     assert all(str(text).startswith("refused: ") for _, text in told)
+
+
+def test_profiles_of_other_types_of_gpu_are_those_that_were_measured_there():
+    def find(models, gpu_type):
+        if gpu_type == "many":
+            raise ConfigError(where="profiles", got="2 profiles", accepted="one")
+        return tuple(replace(a_profile(model, [1.0]), device="own") for model in models) + (
+            (replace(a_profile("m", [9.0]), device="new"),) if gpu_type == "new" else ()
+        )
+
+    driver = Driver(a_job("a", "m"), gpus=1)
+    there = [
+        Device(index=i, host=kind, kind=kind, handle="0")
+        for i, kind in enumerate(("own", "new", "odd", "many"))
+    ]
+    about = {"machine": driver.machine, "find_profiles": find, "stand_ins": False, "devices": there[:1]}
+    admission = Admission(**about)
+    (loaded,) = admission.joined(there, 5.0)
+    assert (loaded.at, loaded.gpu_type, [p.throughput for p in loaded.profiles]) == (5.0, "new", [{1: 9.0}])
+    driver.handle(loaded)
+    assert admission.joined(there, 6.0) == [], "it is known by now"
+    own, *_ = replace(admission, devices=there).events([a_job("b", "n")], at=7.0, gpus=1, where="submit")
+    assert (own.gpu_type, [p.device for p in own.profiles]) == ("", ["own"])

@@ -14,6 +14,7 @@ from hpcsched.agent.life import LifeResult
 from hpcsched.cli.common import say
 from hpcsched.cli.run.results import Bounds, result_of
 from hpcsched.core.jobs import Costs, Job
+from hpcsched.core.learning import Key
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.sharing.mechanism import Sharing
 from hpcsched.core.model import JobState
@@ -46,7 +47,8 @@ def archive(life: LifeResult, database: Path, directory: str) -> None:
         opened.record_parallel(sorted(machine.estimates.parallel))
         # Stand-ins follow a profile: what they "do" teaches nothing.
         if life.device_kind != "replay":
-            known = [p for p in opened.profiles() if p.device == life.device_kind]
+            own, types = life.device_kind, machine.ledger.types
+            known = [p for p in opened.profiles() if p.device in (own, *types)]
             opened.record_shared(life.device_kind, machine.mechanism(Sharing).shares.seen())
             opened.record_profiles(_learnt(machine, life.device_kind, known))
 
@@ -117,12 +119,14 @@ def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator
 
     Profiles that somebody measured or imported are not overwritten.
     """
-    by_key: dict[tuple[str, int], Profile] = {}
+    by_key: dict[Key, Profile] = {}
     for profile in known:
-        key = (profile.model, profile.nodes)
+        key = profile.model, profile.nodes, "" if profile.device == device else profile.device
         if key not in by_key or profile.source != "learned":
             by_key[key] = profile
     for key, profile in machine.estimates.observed.beliefs.items():
+        if key[2] not in machine.ledger.types:
+            continue  # of several types at a time
         before, costs = by_key.get(key), machine.estimates.costs.get(profile.model, Costs())
         if before and before.source != "learned":
             continue
@@ -130,7 +134,7 @@ def _learnt(machine: Machine, device: str, known: Iterable[Profile]) -> Iterator
         # What was measured comes first, then what the run went by, what it has seen, what earlier ones had.
         yield replace(
             profile,
-            device=device,
+            device=key[2] or device,
             throughput={**(before.throughput if before else {}), **profile.throughput},
             spread={**((before and before.spread) or {}), **(profile.spread or {})},
             start_s=_first(costs.starts.median, profile.start_s, costs.start_s, earlier.start_s),

@@ -156,7 +156,8 @@ def efficiency(machine: Machine, job: Job, gpu_hours: float) -> float | None:
 
     None where one GPU has not been measured, or the job tells no steps or held no GPU.
     """
-    one_host = (job.spec.model, 1)
+    gpu_type = machine.ledger.type_of(job.current.gpus) if job.attempts else ""
+    one_host = (job.spec.model, 1, gpu_type)
     profile = machine.estimates.profiles.get(one_host) or machine.estimates.observed.beliefs.get(one_host)
     if profile is None or 1 not in profile.throughput or not job.reports or gpu_hours <= 0:
         return None

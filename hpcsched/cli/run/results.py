@@ -151,11 +151,13 @@ def bounds_of(machine: Machine, blocks: Sequence[Block] = ()) -> Bounds:
     # Of a run that did less than all its work, or whose rates were only seen in passing, nothing is proven;
     # jobs that train as one take less than what each of them takes alone.
     foreground = _foreground(machine)
+    types = dict.fromkeys(block.gpu_type for block in blocks)
+    on_types = {job.id: _on_types(machine, job, types) for job in foreground}
     for job in foreground:
-        profile = machine.estimates.profile(job)
+        profiles = machine.estimates.profile(job, ""), *on_types[job.id].values()
         if (
             job.state is not JobState.COMPLETED
-            or (profile and profile.source == "learned")
+            or any(profile and profile.source == "learned" for profile in profiles)
             or machine.mechanism(Packing).packs.shared(job)
             or any(attempt.role is Role.PACKED for attempt in job.attempts)
         ):
@@ -164,7 +166,9 @@ def bounds_of(machine: Machine, blocks: Sequence[Block] = ()) -> Bounds:
     shares = _least_shares(job for job in foreground if shares_a_gpu(job.spec))
     jobs = [
         BoundJob(
-            profile=machine.estimates.profile(job),
+            profile=machine.estimates.profile(job, ""),
+            on_types=on_types[job.id],
+            mixes=job.spec.mixes_types,
             steps=job.spec.steps,
             submit_s=job.submit_s,
             gpus_min=job.spec.gpus_min,
@@ -183,12 +187,19 @@ def bounds_of(machine: Machine, blocks: Sequence[Block] = ()) -> Bounds:
         not jobs
         or len({life.gpus for life in machine.run.lives}) != 1
         or machine.hosts.joined
+        or not machine.ledger.one_type
         or machine.ledger.lost  # they worked for a part of the time
         or any(machine.rooms.most_for(job) < job.spec.gpus_min for job in foreground)
     ):
         return nothing
     gpus = max(hosts.values(), default=0)
     return Bounds(lower_bound_s(jobs, gpus, len(hosts)), mean_jct_bound_s(jobs, gpus, len(hosts)))
+
+
+def _on_types(machine: Machine, job: Job, types: Iterable[str]) -> dict[str, Profile]:
+    """The job's profiles on GPUs of each of these types."""
+    found = {each: machine.estimates.profile(job, each) for each in types}
+    return {each: profile for each, profile in found.items() if profile}
 
 
 def _least_shares(jobs: Iterable[Job]) -> dict[int, float]:

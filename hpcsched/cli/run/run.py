@@ -313,6 +313,7 @@ def conduct(
     order = RunRequest(
         dir=rundir.root,
         devices=devices,
+        device_type=device_type,
         jobs=given,
         where=str(jobs or ("run" if made else "submit")),
         update=update,
@@ -350,9 +351,9 @@ def conduct(
                 life = start.run(
                     order,
                     batch=system,
-                    find_profiles=lambda models, kind: find(models, device_type or kind),
+                    find_profiles=find,
                     find_parallel=lambda models: parallel_programs(store, models),
-                    find_shared=lambda kind: shared_uses(store, device_type or kind),
+                    find_shared=lambda kind: shared_uses(store, kind),
                     find_layers=lambda model, kind: layer_profile(store, model, device_type or kind),
                     observe=observers.of,
                 )

@@ -22,7 +22,7 @@ from hpcsched.cli.common import (
     say,
 )
 from hpcsched.cli.run import policies
-from hpcsched.cli.run.allocations import FORM, allocations_of
+from hpcsched.cli.run.allocations import FORM, WHERE, allocations_of
 from hpcsched.cli.run.simulation_inputs import (
     MOST_KEPT,
     SHIPPED,
@@ -72,7 +72,7 @@ _POLICIES = f"Policies to compare, with commas: {policies.ALL}; of a run: its ow
     "asked",
     metavar=FORM,
     multiple=True,
-    help="Nodes that come at START and go after TIME; can be repeated.",
+    help="Nodes that come at START and go after TIME, of the device type TYPE; can be repeated.",
 )
 @option(
     "--cpus",
@@ -153,10 +153,12 @@ def simulate(
         raise ConfigError(where="simulate", got=got, accepted=accepted)
     if workload and trace is None:
         raise ConfigError(where="--workload", got=repr(workload), accepted="with --trace only")
-    blocks = allocations_of(asked, gpus_per_node, nodes, cpus)
+    blocks = allocations_of(asked, gpus_per_node, nodes, cpus, device_type)
     on_cores = CpuOptions(cpus, ps)
     source = ProfileSource(profiles, database, device_type)
     if run_dir is not None:
+        if any(block.gpu_type for block in blocks):
+            raise ConfigError(where=WHERE, got="a TYPE with --run", accepted="one with JOBS.toml or --trace")
         explicit = ctx.get_parameter_source("profiles") is click.core.ParameterSource.COMMANDLINE
         known = profiles if explicit else ()
         scenario = of_run(ctx, run_dir or None, gpus_per_node, nodes, blocks, on_cores, known, device_type)
@@ -224,6 +226,7 @@ def simulated_under(
             simulation = Simulation(
                 scenario.jobs,
                 scenario.profiles,
+                on_types=scenario.on_types,
                 gpus=0 if blocks else scenario.gpus,
                 nodes=1 if blocks else scenario.nodes,
                 cpus=0 if blocks else scenario.cpus,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hpcsched.planning.ps.training import PsTraining
     from hpcsched.report.result import Result
     from hpcsched.sim.blocks import Block
+    from hpcsched.store.profiles import FindProfiles
 
 MOST_KEPT = 10_000
 """Jobs: of more, only the measures are kept."""
@@ -43,7 +44,8 @@ class Scenario:
     `policy` and `options` are what the source itself says of them. `cpus` are the cores of each host for
     jobs without GPUs, `trainings` how their models are trained. `was` is how a run went in reality,
     `over` whether that run has ended, `ids` its jobs' ids and models, which the simulation does not know.
-    `blocks` are all hosts, if some of them come or go; `gpus` and `nodes` do not count then.
+    `blocks` are all hosts, if some of them come or go; `gpus` and `nodes` do not count then. `profiles` are
+    those on GPUs of the type that comes first, `on_types` what was measured on the others.
     """
 
     where: str
@@ -62,6 +64,7 @@ class Scenario:
     ids: Sequence[tuple[int, str]] = ()
     file: bool = False
     blocks: Sequence[Block] = ()
+    on_types: Mapping[str, Sequence[Profile]] = field(default_factory=dict)
 
     @property
     def gpus_in_all(self) -> int:
@@ -88,11 +91,24 @@ class ProfileSource:
     database: str | None
     device_type: str
 
-    def of(self, models: set[str]) -> tuple[Profile, ...]:
-        """The profiles of some models."""
+    def of(self, models: set[str], blocks: Sequence[Block] = ()) -> tuple[Profile, ...]:
+        """The profiles of some models on the GPUs that come first."""
+        gpu_type = allocations.first_type(blocks) or self.device_type
+        return self._finder()(models, gpu_type) if models else ()
+
+    def on_types(self, models: set[str], blocks: Sequence[Block]) -> dict[str, tuple[Profile, ...]]:
+        """What was measured of some models on GPUs of other types than that which comes first."""
+        from hpcsched.store.profiles import measured_on
+
+        types = dict.fromkeys(block.gpu_type for block in blocks if block.gpus)
+        others = types.keys() - {"", allocations.first_type(blocks)}
+        find = self._finder() if others else None
+        return {each: measured_on(each, models, find) for each in types if find and each in others}
+
+    def _finder(self) -> FindProfiles:
         from hpcsched.cli.profile.lookup import profile_finder
 
-        return profile_finder(self.files, database_path(self.database))(models, self.device_type)
+        return profile_finder(self.files, database_path(self.database))
 
     def parallel(self, models: set[str]) -> tuple[Program, ...]:
         """The programs of some models that have said that they are parallel."""
@@ -164,14 +180,16 @@ def of_file(
     file = jobfile.load(path, workdir=Path.cwd())
     policies.check_file(file, path)
     on_gpus = [job for job in file.jobs if job.cpus is None]
+    models = {job.model for job in on_gpus}
     gpus = needed(gpus) if on_gpus and not blocks else gpus or 0
     _check_fits(file.jobs, gpus, nodes, blocks, str(path))
     some = len(on_gpus) < len(file.jobs)
     return Scenario(
         where=path.name,
         jobs=file.jobs,
-        profiles=source.of({job.model for job in on_gpus}),
-        parallel=source.parallel({job.model for job in on_gpus}),
+        profiles=source.of(models, blocks),
+        on_types=source.on_types(models, blocks),
+        parallel=source.parallel(models),
         gpus=gpus,
         nodes=nodes,
         cpus=on_cores.check(file.jobs, str(path), on_cores.cpus),
@@ -219,7 +237,8 @@ def of_trace(
     return Scenario(
         where=path.name,
         jobs=read.jobs,
-        profiles=(*read.profiles, *(source.of(models) if models else ())),
+        profiles=(*read.profiles, *source.of(models, blocks)),
+        on_types=source.on_types({job.model for job in read.jobs}, blocks),
         gpus=gpus,
         nodes=nodes,
         notes=["; ".join(notes)] if notes else [],

@@ -40,6 +40,7 @@ class OwnGpus(Mechanism):
             need=job.least,
             nodes=job.spec.nodes,
             needs=needs,
+            mixes=job.spec.mixes_types,
             priority=job.spec.priority,
         )
 
@@ -48,10 +49,12 @@ class OwnGpus(Mechanism):
         planned = plan is not None and plan.rule != "marble" and job.id in plan.order
         if planned and self._rooms.starts_now(job):
             return Reason(Why.PLAN, {"free": free})
+        if types := self._rooms.split(job):
+            facts = {"need": job.least, "hosts": _on_each(job), "free": types}
+            return Reason(Why.ONE_TYPE, facts)
         needs = str(job.spec.needs or "")
         if self.queue.first() == job.id or (needs and not self._rooms.starts_now(job)):
-            hosts = f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""
-            hosts += f" ({needs})" if needs else ""
+            hosts = _on_each(job) + (f" ({needs})" if needs else "")
             return Reason(Why.RESOURCES, {"need": job.least, "hosts": hosts, "free": free})
         return Reason(Why.PRIORITY)
 
@@ -104,3 +107,7 @@ class OwnGpus(Mechanism):
 
     def saving(self) -> Iterable[Job]:
         return self._run.running
+
+
+def _on_each(job: Job) -> str:
+    return f" on each of {job.spec.nodes} hosts" if job.spec.nodes > 1 else ""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSet
+from math import inf
 from typing import Any
 
 from hpcsched.core.model import Device
@@ -11,15 +13,29 @@ from hpcsched.core.needs import Needs
 Fits = Callable[[int, int], bool]
 """Whether so many GPUs could be had on each of so many hosts."""
 
-PRETENDED = ("replay", "simulated")
+SIMULATED = "simulated"
+PRETENDED = ("replay", SIMULATED)
 """Kinds of GPUs that are not there: each stands for whatever a job needs."""
 
 
 def suits(needs: Needs | None, device: Device) -> bool:
     """Whether a job with these needs can use a device."""
-    if needs is None or device.kind in PRETENDED:
+    if needs is None or (device.kind in PRETENDED and not device.stands_for):
         return True
-    return needs.suits(device.kind, device.memory_mib)
+    memory_mib = device.memory_mib
+    if memory_mib is None and device.kind == SIMULATED:
+        memory_mib = inf  # nobody has said how much memory GPUs of its type have
+    return needs.suits(device.gpu_type, memory_mib)
+
+
+def own_type(devices: Iterable[Device]) -> str:
+    """The type of GPU that a run goes by: that of most GPUs of its first host ("": it has none)."""
+    first, types = None, Counter[str]()
+    for device in devices:
+        first = device.host if first is None else first
+        if device.host == first:
+            types[device.gpu_type] += 1
+    return types.most_common(1)[0][0] if types else ""
 
 
 class FreeGpus(MutableSet[int]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from hpcsched.core.jobs import Job, Target
@@ -11,7 +11,7 @@ from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.model import Attempt, Device, HostCores, JobSpec, Role
 from hpcsched.core.needs import Needs
 from hpcsched.core.nouns import GPU, noun
-from hpcsched.core.resources.gpus import FreeGpus, GpusByHost
+from hpcsched.core.resources.gpus import FreeGpus, GpusByHost, own_type
 
 M = TypeVar("M", bound=Mechanism)
 
@@ -36,6 +36,13 @@ class Ledger:
         """By host all devices that it has had in this life."""
         self.kinds: frozenset[str] = frozenset()
         """The kinds of the devices that there were when this life began."""
+        self.types: tuple[str, ...] = ("",)
+        """The types of GPU that there were in this life; first the run's own, "" everywhere in the core."""
+        self.own_type = ""
+        """The name of the run's own type."""
+        self._type_of: dict[int, str] = {}
+        """By GPU its type, where that is not the run's own."""
+        self._by_type = True
         self.noun = GPU
         """What people call these devices: see `nouns.noun`."""
         self.moves = 0
@@ -75,15 +82,22 @@ class Ledger:
 
     # --- devices ----------------------------------------------------------------------------
 
-    def begin_life(self, devices: Iterable[Device], cores: Iterable[HostCores] = ()) -> None:
+    def begin_life(
+        self, devices: Iterable[Device], cores: Iterable[HostCores] = (), *, by_type: bool = True
+    ) -> None:
         """Begin with these devices, and these cores and memory of their hosts; only jobs whose attempts go on
-        hold any."""
+        hold any.
+
+        `by_type` False: all GPUs count as of one type.
+        """
         self.host_cores = {host.host: host for host in cores}
         self.lost, self._lost_devices, self._away = {}, {}, {}
         healthy = {device.index: device for device in devices}
         self.kinds = frozenset(device.kind for device in healthy.values())
         self.noun, self._on_host = noun(self.kinds), {}
-        self._note_hosts(healthy.values())
+        self.types, self._type_of, self._by_type = ("",), {}, by_type
+        self.own_type = own_type(healthy.values()) or self.own_type  # hosts may come later
+        self._note(healthy.values())
         self._have(healthy, (gpu for gpu in healthy if not self._own.on(gpu)))
 
     def lose(self, gpu: int, why: str) -> None:
@@ -106,7 +120,8 @@ class Ledger:
         new = {device.index: device for device in devices}
         self.host_cores = {**self.host_cores, **{host.host: host for host in cores}}
         self.kinds |= {device.kind for device in new.values()}
-        self._note_hosts(new.values())
+        self.own_type = self.own_type or own_type(new.values())
+        self._note(new.values())
         self._have({**self.devices, **new}, self.free | new.keys())
 
     def put_away(self, gpus: Iterable[int]) -> None:
@@ -166,6 +181,28 @@ class Ledger:
     def hosts_of(self, job: Job) -> Mapping[str, int]:
         """How many of the healthy GPUs of a running job's attempt lie on which host."""
         return self.by_host(job.current.gpus)
+
+    # --- types of GPU -----------------------------------------------------------------------
+
+    @property
+    def one_type(self) -> bool:
+        """Whether all GPUs of this life were of one type."""
+        return len(self.types) == 1
+
+    def type_of(self, gpus: Collection[int]) -> str:
+        """The type of these GPUs, lost ones too; of several types their names together, of none the own."""
+        if self.one_type or not gpus:
+            return ""
+        found = {self._type_of.get(gpu, "") for gpu in gpus}
+        return found.pop() if len(found) == 1 else " + ".join(sorted(map(self.said_type, found)))
+
+    def said_type(self, gpu_type: str) -> str:
+        """The name of a type."""
+        return gpu_type or self.own_type
+
+    def free_by_type(self) -> dict[str, int]:
+        """How many GPUs are free, by the name of their type."""
+        return Counter(self.devices[gpu].gpu_type for gpu in sorted(self.free))
 
     # --- mechanisms -------------------------------------------------------------------------
 
@@ -268,9 +305,12 @@ class Ledger:
                 return devices[gpu].host
         return ""
 
-    def _note_hosts(self, devices: Iterable[Device]) -> None:
+    def _note(self, devices: Iterable[Device]) -> None:
         for device in devices:
             self._on_host[device.host] = (*self._on_host.get(device.host, ()), device.index)
+            if self._by_type and device.gpu_type != self.own_type:
+                self._type_of[device.index] = device.gpu_type
+        self.types = tuple(dict.fromkeys((*self.types, *self._type_of.values())))
 
     def dequeue(self, job: Job) -> None:
         """Take a job out of the queue, if it is in one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from hpcsched.core.needs import Needs
 from hpcsched.core.resources.gpus import Fits
@@ -12,18 +13,28 @@ from hpcsched.core.resources.gpus import Fits
 Entry = tuple[float, int, int]
 """(arrival, job id, ticket): FIFO by arrival, then by id; the ticket tells a stale entry."""
 
-Meets = Callable[[int, int, Needs | None], bool]
-"""Whether needs are met for so many GPUs on each of so many hosts."""
+
+class Asked(NamedTuple):
+    """What a waiting job asks for: so many GPUs on each of so many hosts, and what of needs matters for where
+    they are. `mixes`: they may be of several types."""
+
+    gpus: int
+    nodes: int
+    needs: Needs | None = None
+    mixes: bool = False
 
 
-def _could(key: tuple[int, int, Needs | None], fits: Fits, meets: Meets | None) -> bool:
-    count, nodes, needs = key
-    return fits(count, nodes) and (meets is None or meets(count, nodes, needs))
+Meets = Callable[[Asked], bool]
+"""Whether needs are met."""
+
+
+def _could(asked: Asked, fits: Fits, meets: Meets | None) -> bool:
+    return fits(asked.gpus, asked.nodes) and (meets is None or meets(asked))
 
 
 class WaitingQueue:
-    """Waiting jobs, one heap for each priority and smallest acceptable (GPU count on each host, number of
-    hosts, needs).
+    """Waiting jobs, one heap for each priority and for what is asked for, with the smallest acceptable GPU
+    count.
 
     Adding costs O(log n), removing O(1); a walk costs O(log n) for each job it yields, whatever
     the number of jobs that are too large for the free GPUs (MARBLE section V-C: the cost of a
@@ -31,7 +42,7 @@ class WaitingQueue:
     """
 
     def __init__(self) -> None:
-        self._heaps: dict[tuple[int, tuple[int, int, Needs | None]], list[Entry]] = {}
+        self._heaps: dict[tuple[int, Asked], list[Entry]] = {}
         """By (priority, negative; what is asked for)."""
         self._tickets: dict[int, int] = {}
         self._issued = 0
@@ -50,13 +61,14 @@ class WaitingQueue:
         need: int,
         nodes: int = 1,
         needs: Needs | None = None,
+        mixes: bool = False,
         priority: int = 0,
     ) -> None:
-        """Put a job in; `need` is the smallest GPU count, on each of `nodes` hosts, it can start on, `needs`
-        what matters of these hosts and GPUs. A higher `priority` goes first, whenever it came."""
+        """Put a job in; `need` is the smallest GPU count, on each of `nodes` hosts, it can start on; `needs`
+        and `mixes`: see `Asked`. A higher `priority` goes first, whenever it came."""
         self._issued += 1
         self._tickets[job_id] = self._issued
-        heap = self._heaps.setdefault((-priority, (need, nodes, needs)), [])
+        heap = self._heaps.setdefault((-priority, Asked(need, nodes, needs, mixes)), [])
         heappush(heap, (arrival, job_id, self._issued))
 
     def remove(self, job_id: int) -> None:
@@ -73,8 +85,8 @@ class WaitingQueue:
         """A number that is another one whenever a job has come or gone."""
         return 2 * self._issued - len(self._tickets)
 
-    def asked(self) -> list[tuple[int, int, Needs | None]]:
-        """What waiting jobs ask for, each once: a GPU count on each of so many hosts, and needs."""
+    def asked(self) -> list[Asked]:
+        """What waiting jobs ask for, each once."""
         return list({key: None for (_, key), heap in self._heaps.items() if self._head(heap)})
 
     def first(self) -> int | None:

@@ -12,6 +12,7 @@ from hpcsched.core.jobs import Job, Target
 from hpcsched.core.mechanisms.base import Handlers, Mechanism
 from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
+from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.resources.gpus import Fits
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.resources.rooms import Rooms
@@ -97,9 +98,10 @@ class Decisions:
 
     def view(self) -> View:
         """The run as a policy sees it now."""
+        free, estimates, rooms = self._ledger.free_by_host(), self._estimates, self._rooms
         return View(
             now=self._run.now,
-            free=self._ledger.free_by_host(),
+            free=free,
             capacity=self._ledger.capacity(),
             hosts_of=self._ledger.hosts_of,
             places=self._ledger.by_host,
@@ -114,8 +116,8 @@ class Decisions:
             blocked=self._waiting.blocked,
             unmet=self._waiting.unmet,
             in_time=self._deadline.in_time,
-            profile=self._estimates.profile,
-            curve=self._estimates.curve,
+            profile=lambda job: estimates.profile(job, rooms.type_of(job, free)),
+            curve=lambda job: estimates.curve(job, rooms.type_of(job, free)),
             launch_s=self._estimates.launch_s,
             save_s=self._estimates.save_s,
             switch_s=self._estimates.switch_s,
@@ -128,13 +130,13 @@ class Decisions:
             start_left_s=self._estimates.start_left_s,
             plan=self._run.plan,
             news=self._run.news,
-            room=self._rooms.now,
-            most_for=self._rooms.most_for,
+            room=rooms.now,
+            most_for=lambda job: rooms.most_for(job, free),
         )
 
     def decide(self) -> None:
         """Ask the policy, and carry its decisions out in their order; once more, where jobs' needs kept some
-        from being carried out after others had been."""
+        from being carried out after others had been, and where others may get GPUs of another type now."""
         while self._decide_once():
             pass
 
@@ -159,7 +161,8 @@ class Decisions:
                     self._start(decision.job, decision)
                 case Resize() | Preempt():
                     self.change(decision.job, decision)
-        return self._left_out and len(self._ledger.free) < before
+        again = self._left_out or not self._ledger.one_type
+        return again and len(self._ledger.free) < before
 
     def _start(self, job: Job, decision: Start) -> None:
         count, gpus = decision.gpus, self._pick(job, decision.hosts, decision.gpus)
@@ -174,6 +177,9 @@ class Decisions:
             if gpus is None:
                 self._left_out = True
                 return
+        if gpus and self._rooms.type_of(job) is not None:
+            gpu_type = self._ledger.said_type(self._ledger.type_of(gpus))
+            self._out.note(job, Reason(Why.ON_TYPE, {"type": gpu_type}))
         self._out.note(job, decision.reason)
         least, most = job.limits(decision.gpus)
         allowed = least <= decision.gpus <= most and job.allows(decision.gpus)

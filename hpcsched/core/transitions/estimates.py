@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from hpcsched.core.jobs import Costs, Job, Target
 from hpcsched.core.learning import Key, SeenThroughput, contradicts, differs
@@ -31,7 +31,7 @@ class Estimates:
     def __init__(self, run: Run, out: Outcome, ledger: Ledger) -> None:
         self._run, self._out, self._ledger = run, out, ledger
         self.profiles: dict[Key, Profile] = {}
-        """The profiles that were loaded, by model and number of hosts."""
+        """The profiles that were loaded."""
         self.parallel: set[Program] = set()
         """Programs that have said that they are parallel, in this run or an earlier one."""
         self.observed = SeenThroughput()
@@ -42,21 +42,34 @@ class Estimates:
 
     # --- speeds -----------------------------------------------------------------------------
 
-    def profile(self, job: Job) -> Profile | None:
+    def profile(self, job: Job, gpu_type: str | None = None) -> Profile | None:
         """What the job has said of its next epoch; else what is known of its model: the profile loaded,
         corrected by what this run has seen, or just what it has seen. None where profiles say nothing, as on
-        CPU cores."""
+        CPU cores.
+
+        `gpu_type`: on such GPUs; None: on those that it has, or those of the run's own type.
+        """
         if not self._ledger.waits_by(job).profiled:
             return None
-        return self.said.get(job.id) or _of_model(job, self.observed.beliefs, self.profiles)
+        return self.said.get(job.id) or self._of_model(job, self.observed.beliefs, gpu_type)
 
-    def curve(self, job: Job) -> Profile | None:
+    def curve(self, job: Job, gpu_type: str | None = None) -> Profile | None:
         """The same, where counts that nobody has measured are estimated from those that were seen."""
-        return self.said.get(job.id) or _of_model(job, self.observed.curves, self.profiles)
+        return self.said.get(job.id) or self._of_model(job, self.observed.curves, gpu_type)
 
     def loaded(self, job: Job) -> Profile | None:
         """The profile of the job's model that was loaded, whatever was seen since."""
-        return _of_model(job, {}, self.profiles)
+        return self._of_model(job, {})
+
+    def _of_model(
+        self, job: Job, first: Mapping[Key, Profile], gpu_type: str | None = None
+    ) -> Profile | None:
+        if gpu_type is None:
+            gpu_type = self._ledger.type_of(job.gpus)
+        for key in _keys(job.spec.model, job.spec.nodes, gpu_type):
+            if found := first.get(key) or self.profiles.get(key):
+                return found
+        return None
 
     def shape(self, job: Job) -> ProcessLayout:
         """How many processes the job's next attempt is started as, and why."""
@@ -204,16 +217,18 @@ class Estimates:
 
     # --- what the run teaches ---------------------------------------------------------------
 
-    def load(self, profiles: Iterable[Profile], parallel: Iterable[Program] = ()) -> None:
-        """Go by these profiles, and take these programs to be parallel."""
+    def load(
+        self, profiles: Iterable[Profile], parallel: Iterable[Program] = (), *, gpu_type: str = ""
+    ) -> None:
+        """Go by these profiles on GPUs of this type, and take these programs to be parallel."""
         self.parallel.update(parallel)
-        loaded = {(p.model, p.nodes): p for p in profiles}
+        loaded = {(p.model, p.nodes, gpu_type): p for p in profiles}
         self.profiles.update(loaded)
         # What an earlier run has learnt has the counts that were seen there.
         learned = [key for key, profile in loaded.items() if profile.source == "learned"]
-        for model, nodes in dict.fromkeys([*learned, *self.observed.seen]):
-            known = self.profiles.get((model, nodes)) or self.profiles.get((model, 1))
-            self.observed.believe((model, nodes), known)
+        for key in dict.fromkeys([*learned, *self.observed.seen]):
+            known = (found for each in _keys(*key) if (found := self.profiles.get(each)))
+            self.observed.believe(key, next(known, None))
         self.size_up(self._run.jobs.values())
 
     def size_up(self, jobs: Iterable[Job]) -> None:
@@ -284,7 +299,8 @@ class Estimates:
             return False  # it sees several GPUs: nobody knows how many it uses
         if not all(alone(job, step, at) for alone in self._ledger.hooks("alone")) or job.id in self.said:
             return False
-        key, gpus = (job.spec.model, job.spec.nodes), job.width
+        gpu_type, gpus = self._ledger.type_of(job.gpus), job.width
+        key = job.spec.model, job.spec.nodes, gpu_type
         hosts = self._ledger.hosts_of(job)
         seen = self.observed.observe(job.id, job.attempt, key, gpus, hosts, step=step, at=at)
         if seen is None or not seen.enough:
@@ -310,6 +326,8 @@ class Estimates:
             "steps": seen.steps,
             "before": before,
         }
+        if not self._ledger.one_type:
+            facts["of"] = f" of type {self._ledger.said_type(gpu_type)}"
         self._out.note(job, Reason(Why.LEARNED, facts))
         return True
 
@@ -319,10 +337,9 @@ def _first(*values: float | None) -> float:
     return next(value for value in values if value is not None)
 
 
-def _of_model(job: Job, first: Mapping[Key, Profile], then: Mapping[Key, Profile]) -> Profile | None:
-    # How a model scales within a host says most of how it does on several with the same count each.
-    model = job.spec.model
-    for key in ((model, job.spec.nodes), (model, 1)):
-        if found := first.get(key) or then.get(key):
-            return found
-    return None
+def _keys(model: str, nodes: int, gpu_type: str) -> Iterator[Key]:
+    # How a model scales within a host says most of how it does on several with the same count each, and how
+    # it does so on the run's own GPUs most of how on others that nobody has measured.
+    for each in dict.fromkeys((gpu_type, "")):
+        yield model, nodes, each
+        yield model, 1, each

@@ -8,9 +8,9 @@ from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.model import JobState
-from hpcsched.core.needs import Needs
 from hpcsched.core.resources.gpus import FreeGpus
 from hpcsched.core.resources.ledger import Ledger
+from hpcsched.core.resources.queue import Asked
 from hpcsched.core.resources.rooms import Rooms
 from hpcsched.core.run import Run
 from hpcsched.core.transitions.deadline import Deadline
@@ -65,7 +65,7 @@ class Leftover:
         self._free: FreeGpus | None = None
         self._wanted: frozenset[str] | None = None
         """The hosts that jobs in the queue could have; None: jobs wait for other things than GPUs."""
-        self._could: dict[tuple[int, int, Needs | None, bool], frozenset[str]] = {}
+        self._could: dict[tuple[Asked, bool], frozenset[str]] = {}
         """By what a job asks for the hosts that it could have, as long as the devices are the same."""
         self._due = -1.0
 
@@ -151,15 +151,17 @@ class Leftover:
         run, queue = self._run, self._own.queue
         if run.finished or self._deadline.draining or run.unfinished - len(run.active) > len(queue):
             return None
-        wanted = [self._could_use(*key) for key in queue.asked()] if queue else []
+        wanted = [self._could_use(asked) for asked in queue.asked()] if queue else []
         return frozenset[str]().union(*wanted)
 
-    def _could_use(self, count: int, nodes: int, needs: Needs | None) -> frozenset[str]:
-        key = count, nodes, needs, self._ledger.counts_cores
+    def _could_use(self, asked: Asked) -> frozenset[str]:
+        key = asked, self._ledger.counts_cores
         if key not in self._could:
-            rooms = self._rooms.for_needs(needs)
-            enough = frozenset(host for host, gpus in rooms.items() if gpus >= count)
-            self._could[key] = enough if len(enough) >= nodes else frozenset()
+            hosts = [
+                frozenset(host for host, gpus in room.items() if gpus >= asked.gpus)
+                for room in self._rooms.rooms_for(asked)
+            ]
+            self._could[key] = frozenset[str]().union(*(some for some in hosts if len(some) >= asked.nodes))
         return self._could[key]
 
     def _note(self, host: str, gpus: tuple[int, ...]) -> None:

@@ -219,7 +219,7 @@ def _next(view: View, plan: Plan) -> list[Decision]:
     for job_id in plan.order:
         if job_id in view.queue and view.free.left:
             job = view.jobs[job_id]
-            there = fits(job.least, job.spec.nodes, view.room(job))
+            there = fits(job.least, job.spec.nodes, view.room(job, view.free))
             if there and view.in_time(job, jobs[: view.free.left]):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)

@@ -55,7 +55,7 @@ class _Rollout:
         copy.saved_step, copy.ready, copy.state = job.saved_step, True, JobState.RUNNING
         copy.traits = job.traits  # how many GPUs it can use
         if i in self._problem.running:
-            copy.in_place = self._problem.works[i].in_place
+            copy.in_place, copy.gpus = self._problem.works[i].in_place, job.gpus
             copy.role = job.target.role if job.target else job.role
             self._attempt(copy, self._problem.works[i].width)
         return copy
@@ -117,7 +117,7 @@ class _Rollout:
             in_place=lambda job, gpus, hosts: view.in_place(job, gpus, None),
             start_left_s=lambda job: max(0.0, timeline.begin(self._index[job.id]) - timeline.now),
             left_s=inf,
-            room=lambda job: None,
+            room=lambda job, free: None,
         )
 
     def _waiting(self, fits: Fits) -> Iterator[Job]:

@@ -24,7 +24,8 @@ def next_stage(view: View, plan: Plan) -> list[Decision]:
     for job_id in stage.gpus:
         if job_id in view.queue:
             job = view.jobs[job_id]
-            if view.free.fits(job.least, job.spec.nodes, view.room(job)) and view.in_time(job, jobs):
+            fits = view.free.fits(job.least, job.spec.nodes, view.room(job, view.free))
+            if fits and view.in_time(job, jobs):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)
     index = {work.job.id: i for i, work in enumerate(problem.works)}

@@ -55,7 +55,7 @@ def learnt(bench: Bench) -> dict[int, float]:
     if not bench.rundir.journal.exists():
         return {}
     machine, _ = bench.replayed()
-    belief = machine.estimates.observed.beliefs.get(("new", 1))
+    belief = machine.estimates.observed.beliefs.get(("new", 1, ""))
     return dict(belief.throughput) if belief else {}
 
 
@@ -77,11 +77,11 @@ def test_what_a_run_learns_is_told_kept_and_used(bench: Bench, program: list[str
     assert agent.wait() == 0, agent.said
 
     machine, _ = bench.replayed()
-    profile = machine.estimates.observed.beliefs["new", 1]
+    profile = machine.estimates.observed.beliefs["new", 1, ""]
     # The program keeps its pace; how long after a line its time is compared with ours, a busy machine says.
     for gpus, pace in {1: 50.0, 2: 80.0}.items():
         assert 0.5 * pace < profile.throughput[gpus] < 2 * pace
-        seen = machine.estimates.observed.seen["new", 1][gpus]
+        seen = machine.estimates.observed.seen["new", 1, ""][gpus]
         assert len(seen.rates) >= 3 and seen.told
         text = next(text for code, text in story(bench, f"on{gpus}") if code == "Learned")
         assert text.startswith("new does ") and f" steps/s on {gpus} CPU slot" in text

@@ -11,7 +11,7 @@ import pytest
 from hpcsched.agent.host_changes import HostChanges
 from hpcsched.core import events as ev
 from hpcsched.core.model import Device
-from hpcsched.testing.builders import Driver
+from hpcsched.testing.builders import Driver, a_profile
 
 
 class Nodes:
@@ -36,11 +36,13 @@ class Nodes:
 def test_who_comes_and_when_they_end(speed: float) -> None:
     driver, nodes = Driver(gpus=1), Nodes()
     clock = SimpleNamespace(now=lambda: 100.0, speed=speed)
-    changes = HostChanges(nodes, driver.machine, clock)  # type: ignore[arg-type]
+    known = ev.ProfilesLoaded(at=100.0, profiles=(a_profile("m", [1.0]),), gpu_type="test")
+    changes = HostChanges(nodes, driver.machine, clock, lambda devices, at: (known,))  # type: ignore[arg-type]
     assert changes.events() == []
     device = Device(index=1, host="far", kind="test", handle="0")
     nodes.new, nodes.known = [((device,), ())], {"far": None}
-    (joined,) = changes.events()
+    loaded, joined = changes.events()
+    assert loaded is known, "before somebody starts there"
     assert joined == ev.HostsJoined(at=100.0, devices=(device,))
     driver.machine.handle(joined)
     assert changes.events() == []

@@ -58,8 +58,8 @@ def test_what_comes_later_differs_by_more_than_either_is_uncertain():
 
 
 def test_what_was_seen_twice_as_often_pulls_more():
-    few = corrected(("m", 1), LINE, {4: seen(20.0, spread=0.3, samples=4)})
-    many = corrected(("m", 1), LINE, {4: seen(20.0, spread=0.3, samples=32)})
+    few = corrected(("m", 1, ""), LINE, {4: seen(20.0, spread=0.3, samples=4)})
+    many = corrected(("m", 1, ""), LINE, {4: seen(20.0, spread=0.3, samples=32)})
     assert many.rate(4) == pytest.approx(20.0, rel=0.1)
     assert many.rate(4) < few.rate(4) < 40.0
     assert many.spread[4] < few.spread[4]
@@ -67,13 +67,13 @@ def test_what_was_seen_twice_as_often_pulls_more():
 
 def test_a_factor_seen_on_several_counts_is_taken_for_all():
     """Everything runs at half of the profile's speed."""
-    half = corrected(("m", 1), LINE, {g: seen(5.0 * g) for g in (1, 4, 8)})
+    half = corrected(("m", 1, ""), LINE, {g: seen(5.0 * g) for g in (1, 4, 8)})
     assert half.rate(2) == pytest.approx(10.0, rel=0.2)
     assert half.rate(6) == pytest.approx(30.0, rel=0.1)
 
 
 def test_a_plateau_shows_from_two_counts():
-    flat = as_seen(("m", 1), {2: seen(10.0), 4: seen(10.1)})
+    flat = as_seen(("m", 1, ""), {2: seen(10.0), 4: seen(10.1)})
     curve = estimated(flat)
     assert curve.rate(8) < 1.5 * curve.rate(4)
     assert curve.rate(3) == pytest.approx(10.5, rel=0.15)
@@ -85,7 +85,7 @@ rates = st.floats(0.01, 1e6)
 @given(st.dictionaries(st.integers(1, 32), rates, min_size=1, max_size=8))
 def test_curves_go_through_what_is_certain_and_are_positive_everywhere(table):
     points = {g: seen(rate) for g, rate in sorted(table.items())}
-    for curve in (estimated(as_seen(("m", 1), points)), corrected(("m", 1), LINE, points)):
+    for curve in (estimated(as_seen(("m", 1, ""), points)), corrected(("m", 1, ""), LINE, points)):
         for g, rate in table.items():
             assert isclose(curve.rate(g), rate, rel_tol=1e-3)
             assert curve.spread[g] < 1e-3
@@ -114,7 +114,7 @@ def test_systems_are_solved(rows):
 def test_absurd_rates_are_no_crash():
     for table in ({1: 1e-300, 8: 1e300}, {1: 1e300, 8: 1e-300}):
         points = {g: seen(rate) for g, rate in table.items()}
-        for curve in (estimated(as_seen(("m", 1), points)), corrected(("m", 2), LINE, points)):
+        for curve in (estimated(as_seen(("m", 1, ""), points)), corrected(("m", 2, ""), LINE, points)):
             assert all(x > 0 for x in curve.throughput.values())
             assert curve.nodes in (1, 2)
 
@@ -126,9 +126,9 @@ def test_a_median_takes_no_notice_of_one_sample():
 
 
 def test_too_few_samples_of_an_unknown_model_are_no_belief():
-    observed = SeenThroughput(seen={("m", 1): {2: seen(10.0, samples=1)}})
-    observed.believe(("m", 1), None)
+    observed = SeenThroughput(seen={("m", 1, ""): {2: seen(10.0, samples=1)}})
+    observed.believe(("m", 1, ""), None)
     assert (observed.beliefs, observed.curves) == ({}, {})
-    observed.seen["m", 1][2] = seen(10.0, samples=LEAST_SAMPLES)
-    observed.believe(("m", 1), None)
-    assert observed.beliefs["m", 1].throughput == {2: pytest.approx(10.0)}
+    observed.seen["m", 1, ""][2] = seen(10.0, samples=LEAST_SAMPLES)
+    observed.believe(("m", 1, ""), None)
+    assert observed.beliefs["m", 1, ""].throughput == {2: pytest.approx(10.0)}

@@ -189,7 +189,7 @@ def test_what_one_process_does_on_several_gpus_is_not_learnt() -> None:
     driver.runs("a", "b")
     driver.trains("a", 10.0)
     driver.trains("b", 10.0)
-    assert set(driver.machine.estimates.observed.beliefs) == {("w", 1)}
+    assert set(driver.machine.estimates.observed.beliefs) == {("w", 1, "")}
 
 
 def test_copies_that_have_not_met_are_shown_until_they_have() -> None:

@@ -42,6 +42,7 @@ def test_all_of_a_description_is_read(tmp_path: Path) -> None:
     assert read_node(file) == Node(
         gpus=2,
         name="NVIDIA H100 80GB HBM3",
+        named=True,
         memory_mib=81559,
         mig=[0, 2],
         recovery_action=False,
@@ -205,3 +206,13 @@ def test_a_driver_that_hangs_from_the_start_is_refused(
     monkeypatch.setattr("hpcsched.devices.OPENS_WITHIN_S", 0.05)
     with pytest.raises(ConfigError, match=r"node\.toml', but the driver has not answered for 0 s"):
         open_devices(f"replay:{file}", "h")
+
+
+@pytest.mark.parametrize(("said", "gpu_type"), [('name = "NVIDIA A100"\n', "NVIDIA A100"), ("", "replay")])
+def test_gpus_of_a_node_with_a_name_stand_for_such_ones(tmp_path: Path, said: str, gpu_type: str) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text(f"schema = 1\ngpus = 1\n{said}")
+    devices = open_devices(f"replay:{file}", "here")
+    (device,) = devices.inventory()
+    devices.close()
+    assert (device.kind, device.gpu_type) == ("replay", gpu_type)

@@ -38,6 +38,13 @@ def jobs_of(rng: random.Random) -> list[JobSpec]:
     return jobs
 
 
+def devices_of(host: str, first: int, count: int, gpu_type: str = "") -> tuple[Device, ...]:
+    return tuple(
+        Device(index=first + k, host=host, kind="simulated", handle=str(k), stands_for=gpu_type)
+        for k in range(count)
+    )
+
+
 def hosts_of(rng: random.Random, count: int) -> tuple[list[ev.Event], dict[str, tuple[float, float]]]:
     """Events of hosts that come, end after 120 to 400 s, and in part have their end moved; and from when to
     when each is there."""
@@ -47,7 +54,7 @@ def hosts_of(rng: random.Random, count: int) -> tuple[list[ev.Event], dict[str, 
     for i in range(count):
         host, at = f"far{i}", float(rng.randint(0, 600))
         end, gpus = at + rng.randint(120, 400), rng.choice([1, 2, 4])
-        devices = tuple(Device(index=index + k, host=host, kind="test", handle=str(k)) for k in range(gpus))
+        devices = devices_of(host, index, gpus)
         index += gpus
         events.append(ev.HostsJoined(at=at, devices=devices, ends={host: end}))
         if rng.random() < 0.3:
@@ -73,8 +80,7 @@ def test_every_step_is_done_once_and_nothing_is_there_too_late(policy: str, seed
 
     jobs = jobs_of(rng)
     if max(job.nodes for job in jobs) > 1:  # two hosts that stay
-        devices = tuple(Device(index=100 + k, host="stays", kind="test", handle=str(k)) for k in range(2))
-        events.append(ev.HostsJoined(at=0.0, devices=devices))
+        events.append(ev.HostsJoined(at=0.0, devices=devices_of("stays", 100, 2)))
     machine = Simulation(jobs, PROFILES, gpus=2, policy=policy, happenings=events, watch=watch).run()
     for job in machine.run.jobs.values():
         assert job.state is JobState.COMPLETED, f"{job.spec.name}: {job.state}"

@@ -55,7 +55,7 @@ def test_stretches_of_few_steps_or_little_time_are_no_samples(steps, seconds):
     reports(driver, "x", seconds, steps)
     assert driver.machine.estimates.observed.seen == {}
     reports(driver, "x", seconds + 100, steps + 100)  # the stretch goes on, and counts when it is long enough
-    (seen,) = driver.machine.estimates.observed.seen["new", 1].values()
+    (seen,) = driver.machine.estimates.observed.seen["new", 1, ""].values()
     assert seen.rates == [(steps + 100) / (seconds + 100)]
 
 
@@ -84,7 +84,7 @@ def test_no_sample_goes_across_what_happens_on_its_host(change):
     reports(driver, "x", 100, 55)
     assert driver.machine.estimates.observed.seen == {}
     reports(driver, "x", 200, 65)
-    (seen,) = driver.machine.estimates.observed.seen["new", 1].values()
+    (seen,) = driver.machine.estimates.observed.seen["new", 1, ""].values()
     assert seen.rate == 0.1
 
 
@@ -96,7 +96,7 @@ def test_what_happens_on_another_host_does_not_matter():
     driver.submit(a_job("y", "other", 9000, gpus=1))
     driver.runs("y")
     reports(driver, "x", 100, 100)
-    assert driver.machine.estimates.observed.seen["new", 1][1].rates == [1.0]
+    assert driver.machine.estimates.observed.seen["new", 1, ""][1].rates == [1.0]
 
 
 def test_each_attempt_is_timed_for_itself():
@@ -132,7 +132,7 @@ def test_an_attempt_is_timed_from_where_it_goes_on():
     driver.job("x").step = 100_000
     driver.now = 20.0
     driver.trains("x", 4.0)
-    assert driver.machine.estimates.observed.seen["new", 1][1].rates == [4.0] * 4
+    assert driver.machine.estimates.observed.seen["new", 1, ""][1].rates == [4.0] * 4
 
 
 def test_a_wrong_clock_spoils_no_sample():
@@ -144,7 +144,7 @@ def test_a_wrong_clock_spoils_no_sample():
     news = Progress(job_id=about.id, attempt=1, step=about.step + 1, done_s=1400.0)
     driver.tell(ev.ProgressObserved, progress=(news,))
     driver.trains("x", 4.0)
-    assert all(3.9 < rate < 4.2 for rate in driver.machine.estimates.observed.seen["new", 1][1].rates)
+    assert all(3.9 < rate < 4.2 for rate in driver.machine.estimates.observed.seen["new", 1, ""][1].rates)
 
 
 def test_of_a_bogus_sample_nothing_is_left_in_the_end():

@@ -197,7 +197,7 @@ def test_one_that_fits_into_no_gpu_is_refused_by_name(needs, fits):
     profile = replace(BACK, memory_mib=None if needs is None else {1: needs})
     admission = Admission(
         machine=Machine(make_policy),
-        find_profiles=lambda models: (profile,),
+        find_profiles=lambda models, gpu_type: (profile,),
         stand_ins=False,
         memory_mib=100.0,
     )
@@ -214,6 +214,8 @@ def test_one_that_fits_into_no_gpu_is_refused_by_name(needs, fits):
     "odd", [{"gpus_max": 2}, {"gpus_max": None}, {"nodes": 2}, {"max_foreground_slowdown": 2.0}]
 )
 def test_what_no_job_file_can_say_is_refused_at_the_inbox_too(odd):
-    admission = Admission(machine=Machine(make_policy), find_profiles=lambda models: (BACK,), stand_ins=False)
+    admission = Admission(
+        machine=Machine(make_policy), find_profiles=lambda models, gpu_type: (BACK,), stand_ins=False
+    )
     with pytest.raises(ConfigError):
         admission.events([replace(back(), **odd)], at=0.0, gpus=4, where="submit")

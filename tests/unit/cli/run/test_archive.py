@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from hpcsched.cli.run.archive import _finished, _learnt, _used
-from hpcsched.core.model import Kind
+from hpcsched.core.model import Device, Kind
 from hpcsched.store.job_use import JobUse, append
 from hpcsched.store.rundir import RunDir
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -63,6 +63,19 @@ def test_what_was_learnt_on_two_hosts_is_not_taken_for_one():
     driver.trains("x", 5.0)
     (found,) = _learnt(driver.machine, "cpu", [theirs])
     assert (found.nodes, round(found.throughput[1], 2)) == (2, 5.0)
+
+
+def test_what_was_learnt_is_kept_by_type_of_gpu():
+    old, new = (Device(index=i, host=f"n{i}", kind=kind, handle="0") for i, kind in enumerate(("old", "new")))
+    driver = Driver(a_job("x", "m", 9000, gpus=1), gpus=1, kind="old")
+    driver.start_agent(1, devices=(old, new))
+    driver.submit(a_job("y", "m", 9000, gpus=1))
+    driver.runs("x", "y")
+    driver.trains("x", 2.0)
+    driver.trains("y", 5.0)
+    theirs = replace(a_profile("m", {2: 7.0}), device="new", source="learned")
+    found = {p.device: p.throughput for p in _learnt(driver.machine, "old", [theirs])}
+    assert found == {"old": {1: 2.0}, "new": {1: 5.0, 2: 7.0}}
 
 
 def test_later_runs_estimate_from_what_earlier_ones_saw():

@@ -438,7 +438,8 @@ def test_what_a_shared_job_does_teaches_nothing_of_its_model():
     trains(run, "f", 20, costing(0.4))
     assert not run.machine.estimates.observed.seen
     trains(run, "f", 600, costing(0.01))
-    assert all(abs(rate - 10.0) < 0.01 for rate in run.machine.estimates.observed.seen["front", 1][1].rates)
+    seen = run.machine.estimates.observed.seen["front", 1, ""][1]
+    assert all(abs(rate - 10.0) < 0.01 for rate in seen.rates)
 
 
 # --- faults -----------------------------------------------------------------------------------------

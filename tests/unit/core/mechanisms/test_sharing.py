@@ -246,7 +246,7 @@ def the_next_run(run, database, *specs):
     other = on_gpus()
     shared = partial(shared_uses, database, "test")
     admission = Admission(
-        machine=other.machine, find_profiles=lambda models: (), stand_ins=False, find_shared=shared
+        machine=other.machine, find_profiles=lambda models, gpu_type: (), stand_ins=False, find_shared=shared
     )
     jobs = [replace(spec, kind=Kind.COMMAND, command=("train",)) for spec in specs]
     for event in admission.events(jobs, at=other.now, gpus=1, where="jobs"):

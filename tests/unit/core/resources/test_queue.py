@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpcsched.core.needs import Needs
 from hpcsched.core.resources import queue as module
-from hpcsched.core.resources.queue import WaitingQueue
+from hpcsched.core.resources.queue import Asked, WaitingQueue
 
 JOBS = st.integers(1, 12)
 OPERATIONS = st.lists(
@@ -98,9 +98,9 @@ def test_jobs_whose_needs_are_not_met_are_passed_without_being_walked() -> None:
     queue.add(2000, arrival=1.0, need=1)
     asked = []
 
-    def meets(count: int, nodes: int, needs: Needs | None) -> bool:
-        asked.append(needs)
-        return needs is None
+    def meets(job: Asked) -> bool:
+        asked.append(job.needs)
+        return job.needs is None
 
     assert list(queue.walk(lambda need, nodes: True, meets)) == [2000]
     assert len(asked) < 10

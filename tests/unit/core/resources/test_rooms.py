@@ -218,7 +218,7 @@ def test_a_run_whose_last_suitable_gpu_is_lost_does_not_wait_for_ever():
 
 
 def test_without_needs_nothing_is_asked_for():
-    driver = a_run(gpus(A100, V100), a_job("x", "m", gpus=1, needs=Needs(time_s=5.0)))
+    driver = a_run(gpus(A100, A100), a_job("x", "m", gpus=1, needs=Needs(time_s=5.0)))
     assert driver.machine.rooms.now(driver.job("x")) is None
     machine = Machine(make_policy)
     assert replace(HostCores(host="n1"), kept=0) == HostCores(host="n1")
