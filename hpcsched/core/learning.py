@@ -149,6 +149,14 @@ class SeenThroughput:
         seen.add(step - start.step, at - start.at)
         return seen
 
+    def own_type_is(self, new: str, old: str) -> None:
+        """The run's own type of GPU was `old`, and is `new` from now on: what was seen stays of its type."""
+        names = {"": old, new: ""}
+        for table in (self.seen, self.beliefs, self.curves):
+            moved = {(model, nodes, names.get(of, of)): found for (model, nodes, of), found in table.items()}
+            table.clear()
+            table.update(moved)  # type: ignore[arg-type]
+
     def points(self, key: Key) -> dict[int, SeenRates]:
         """The counts of a model that enough was seen of."""
         return {gpus: seen for gpus, seen in sorted(self.seen.get(key, {}).items()) if seen.enough}

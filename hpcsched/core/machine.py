@@ -18,6 +18,7 @@ from hpcsched.core.model import JobState
 from hpcsched.core.parts import make_parts
 from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason, Why
+from hpcsched.core.resources.gpus import own_type
 from hpcsched.core.transitions.attempts import TIME
 from hpcsched.core.transitions.commands import Commands
 from hpcsched.core.transitions.decisions import PolicyMaker
@@ -165,6 +166,9 @@ class Machine:
         self._takeover.check(event)
         self.run.begin_life(event)
         self.decisions.begin_life(event)
+        own, before = own_type(event.devices), self.ledger.own_type
+        if event.rules >= 4 and own != before and own and before:
+            self.estimates.observed.own_type_is(own, before)
         self.estimates.load(event.profiles, event.parallel)
         self.deadline.begin_life(event)
         for begin_life in self.ledger.hooks("begin_life"):

@@ -131,6 +131,19 @@ def test_what_is_learnt_is_of_its_type() -> None:
     assert on(driver, "d") == [H100], "that is known to be faster now"
 
 
+def test_what_was_learnt_stays_of_its_type_when_the_next_life_begins_on_another() -> None:
+    driver = a_run(gpus(old=(A100, 1), new=(H100, 1)), *(a_job(job, "m", 10**6, gpus=1) for job in "ab"))
+    driver.runs("a", "b")
+    driver.trains("b", 4.0)
+    devices = gpus(new=(H100, 1), old=(A100, 1))
+    about = {"policy": "marble", "profiles": (PROFILE,), "rules": ev.RULES}
+    driver.tell(ev.AgentStarted, wall=3e9, devices=devices, **about)
+    assert on(driver, "a") == [H100]
+    estimates = driver.machine.estimates
+    assert estimates.observed.beliefs.keys() == {("m", 1, "")}
+    assert [estimates.profile(driver.job(job)).rate(1) for job in "ab"] == [pytest.approx(4.0, rel=0.1)] * 2
+
+
 def test_a_promoted_job_stays_on_its_type() -> None:
     devices = gpus(old=(A100, 4), new=(H100, 2))
     first = a_job("first", "m", gpus=3)
