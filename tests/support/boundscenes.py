@@ -25,8 +25,8 @@ def profiles(draw):
 
 
 @st.composite
-def job_sets(draw):
-    """(jobs, gpus): every job may depend on earlier ones."""
+def job_sets(draw, types=()):
+    """(jobs, gpus): every job may depend on earlier ones, and be measured on some of these types of GPU."""
     gpus = draw(st.integers(1, 5))
     jobs = []
     for i in range(draw(st.integers(1, 6))):
@@ -40,13 +40,14 @@ def job_sets(draw):
                 gpus_max=draw(st.none() | st.integers(least, gpus + 2)),
                 after=tuple(sorted(draw(st.sets(st.integers(0, i - 1), max_size=2)))) if i else (),
                 in_place=draw(st.booleans()),
+                on_types={each: draw(profiles()) for each in types if draw(st.booleans())},
             )
         )
     return jobs, gpus
 
 
 @st.composite
-def spec_sets(draw, gpus, hosts=1, *, most):
+def spec_sets(draw, gpus, hosts=1, *, most, strategies=({"kind": "ddp"},)):
     """(specs, profiles): up to `most` jobs for the simulator, each may depend on earlier ones."""
     models = [
         replace(profile, model=f"m{i}") for i, profile in enumerate(draw(st.lists(profiles(), min_size=3)))
@@ -64,19 +65,22 @@ def spec_sets(draw, gpus, hosts=1, *, most):
                 submit_at=draw(st.sampled_from([0.0, 0.0, 20.0, 300.0])),
                 after=tuple(f"j{k}" for k in sorted(before)),
                 nodes=draw(st.sampled_from([1, 1, hosts])),
+                strategy=draw(st.sampled_from(strategies)),
             )
         )
     return specs, models
 
 
-def jobs_of(machine):
-    """The jobs of a simulation in which all completed, for the bounds."""
+def jobs_of(machine, types=()):
+    """The jobs of a simulation in which all completed, for the bounds; the GPUs were of these types."""
     done = list(machine.run.jobs.values())
     assert all(job.state is JobState.COMPLETED for job in done)
     index = {job.spec.name: i for i, job in enumerate(done)}
     return [
         BoundJob(
-            profile=machine.estimates.profile(job),
+            profile=machine.estimates.profile(job, ""),
+            on_types={each: machine.estimates.profile(job, each) for each in types},
+            mixes=job.spec.mixes_types,
             steps=job.spec.steps,
             submit_s=job.spec.submit_at,
             gpus_min=job.spec.gpus_min,

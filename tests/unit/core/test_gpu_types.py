@@ -13,6 +13,7 @@ from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Why
 from hpcsched.policy import POLICIES
 from hpcsched.testing.builders import Planned, a_job, a_profile
+from hpcsched.testing.invariants import check
 
 A100, H100 = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3"
 VSW = {"kind": "vsw", "local_batch": 8, "global_batch": [8, 64]}
@@ -142,6 +143,32 @@ def test_what_was_learnt_stays_of_its_type_when_the_next_life_begins_on_another(
     estimates = driver.machine.estimates
     assert estimates.observed.beliefs.keys() == {("m", 1, "")}
     assert [estimates.profile(driver.job(job)).rate(1) for job in "ab"] == [pytest.approx(4.0, rel=0.1)] * 2
+
+
+def test_a_life_that_begins_without_hosts_has_the_own_type_of_the_one_before() -> None:
+    driver = a_run(gpus(old=(A100, 1)), a_job("a", "m", 10**6, gpus=1))
+    driver.runs("a")
+    driver.trains("a", 4.0)
+    about = {"policy": "marble", "profiles": (PROFILE,), "rules": ev.RULES}
+    driver.tell(ev.AgentStarted, wall=3e9, devices=(), **about)
+    driver.tell(ev.HostsJoined, devices=gpus(new=(H100, 1)))
+    ledger, estimates = driver.machine.ledger, driver.machine.estimates
+    assert (ledger.own_type, ledger.types, on(driver, "a")) == (A100, ("", H100), [H100])
+    assert estimates.observed.beliefs.keys() == {("m", 1, "")}
+
+
+def test_a_job_that_is_adopted_stays_on_its_type() -> None:
+    driver = a_run(gpus(old=(A100, 1), new=(H100, 1)), *(a_job(job, "m", 10**6, gpus=1) for job in "ab"))
+    driver.runs("a", "b")
+    new = gpus(old=(A100, 1), new=(H100, 1))[1:]  # the host of the run's own type has gone
+    about = {"policy": "marble", "profiles": (PROFILE,), "rules": ev.RULES}
+    driver.tell(ev.AgentStarted, wall=3e9, devices=new, adopted=(driver.job("b").id,), **about)
+    assert (on(driver, "a"), on(driver, "b")) == ([], [H100])
+    driver.trains("b", 4.0)
+    assert driver.machine.estimates.observed.beliefs.keys() == {("m", 1, "")}
+    driver.tell(ev.HostsJoined, devices=gpus(old=(A100, 1), new=(H100, 1))[:1])
+    assert on(driver, "a") == [A100]
+    check(driver.machine)
 
 
 def test_a_promoted_job_stays_on_its_type() -> None:

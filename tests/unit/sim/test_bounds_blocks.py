@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
-from boundscenes import SLACK, STEP_SLACK, job_sets, jobs_of, mean_jct, spec_sets
+from boundscenes import SLACK, STEP_SLACK, job_sets, jobs_of, mean_jct, profiles, spec_sets
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcsched.cli.run.allocations import first_type
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.policy import POLICIES
 from hpcsched.sim import bounds as bounds_module
 from hpcsched.sim.blocks import Block, joining, placed
-from hpcsched.sim.bounds import BoundJob, lower_bound_s, mean_jct_bound_s
+from hpcsched.sim.bounds import MAX_LP_JOBS, BoundJob, lower_bound_s, mean_jct_bound_s
 from hpcsched.sim.engine import Simulation
 
 LINEAR = Profile(model="m", device="d", throughput={1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0})
@@ -70,6 +72,36 @@ def test_what_cannot_be_done_has_no_end():
     assert both([job(FLAT)] * 3, Block(gpus=1, lasts_s=300.0))[0] == pytest.approx(300)
 
 
+FAST = Profile(model="m", device="fast one", throughput={n: 4.0 * n for n in range(1, 5)})
+ON_FAST = {"fast one": FAST}
+
+
+def test_a_job_is_on_the_fastest_gpus_of_each_time():
+    blocks = Block(gpus=2), Block(gpus=1, gpu_type="fast one", start_s=20.0, lasts_s=10.0)
+    # 40 steps on two GPUs in 20 s, 40 on the fast one in 10 s, and the rest on two again.
+    assert both([job(steps=100, on_types=ON_FAST)], *blocks) == pytest.approx((40.0, 40.0))
+    assert both([job(steps=100)], *blocks) == pytest.approx((50.0, 50.0))
+    # No job has GPUs of both types at a time, unless it can mix them: then they are taken for fast ones.
+    both_there = Block(gpus=2), Block(gpus=1, gpu_type="fast one")
+    assert both([job(steps=100, on_types=ON_FAST)], *both_there) == pytest.approx((25.0, 25.0))
+    wide = {"nodes": 2, "gpus_max": 1, "on_types": ON_FAST}
+    with pytest.raises(ValueError, match="needs 1 GPUs, there are 0 for it"):
+        both([job(**wide)], *both_there)
+    assert both([job(**wide, mixes=True)], *both_there) == pytest.approx((25.0, 25.0))
+
+
+def test_a_gpu_counts_for_what_the_jobs_gain_by_it_at_most():
+    short = [job(steps=10, gpus_max=1, on_types=ON_FAST)] * (MAX_LP_JOBS + 1)
+    blocks = Block(gpus=2), Block(gpus=1, gpu_type="fast one")
+    # 10 s on each of two, 2.5 s on the other one: together 0.6 jobs a second.
+    assert both(short, *blocks)[0] == pytest.approx(len(short) / 0.6)
+    mixing = [replace(one, mixes=True) for one in short]
+    assert both(mixing, *blocks)[0] == pytest.approx(2.5 * len(short) / 3)
+    # One that is as fast on all of them has each count as one.
+    same = [*short[1:], job(steps=10, gpus_max=1)]
+    assert both(same, *blocks)[0] == pytest.approx((10 + 2.5 * len(short[1:])) / 3)
+
+
 def test_the_lp_proves_more_than_area_and_path(monkeypatch):
     pytest.importorskip("scipy")
     # Jobs of 2 of 3 GPUs: one at a time. While there are 4, two.
@@ -97,16 +129,19 @@ def test_for_one_allocation_all_the_time_they_are_what_they_were(hosts, job_set)
         assert bound_of(jobs, gpus, hosts) == bound_of(jobs, 0, blocks=parts)
 
 
-def some_blocks(most):
-    """Blocks of hosts, at most `most` GPUs on each; the last one has so many, and stays."""
+def some_blocks(most, types=("",), hosts=1):
+    """Blocks of hosts, at most `most` GPUs on each; the last one has so many, on `hosts`, and stays."""
     one = st.builds(
         Block,
         gpus=st.integers(1, most),
+        gpu_type=st.sampled_from(types),
         nodes=st.integers(1, 2),
         start_s=st.sampled_from([0.0, 0.0, 20.0, 200.0, 333.0]),
         lasts_s=st.sampled_from([30.0, 100.0, 400.0, math.inf]),
     )
-    stays = st.builds(Block, gpus=st.just(most), start_s=st.sampled_from([0.0, 0.0, 150.0]))
+    starts = st.sampled_from([0.0, 0.0, 150.0])
+    all_of_it = {"gpus": st.just(most), "gpu_type": st.sampled_from(types), "nodes": st.just(hosts)}
+    stays = st.builds(Block, start_s=starts, **all_of_it)
     return st.tuples(st.lists(one, max_size=3), stays).map(lambda found: [*found[0], found[1]])
 
 
@@ -119,27 +154,28 @@ def random_schedule(jobs, blocks, rng):
     free = {host: [block.start_s] * block.gpus for host, block in there}
     ready_s = [job.submit_s for job in jobs]
     left = [float(job.steps) for job in jobs]
-    launched, ends = [False] * len(jobs), {}
+    launched, ends, stretches = [False] * len(jobs), {}, 0
     while len(ends) < len(jobs):
         can = [i for i, job in enumerate(jobs) if i not in ends and all(b in ends for b in job.after)]
         i = rng.choice(can)
-        job = jobs[i]
+        job, profile = jobs[i], jobs[i].profile
         fits = [(host, block) for host, block in there if block.gpus >= job.gpus_min]
         host, block = rng.choice(fits)
         if block.lasts_s < math.inf and rng.random() < 0.2:
             host, block = there[-1]  # so that it ends
+        profile = job.on_types.get(block.gpu_type, job.profile)
         most = block.gpus if job.gpus_max is None else min(block.gpus, job.gpus_max)
         count = rng.randint(job.gpus_min, most)
         free[host].sort()
         begin = max([ready_s[i], free[host][count - 1], *(ends[b] for b in job.after)])
         resized = job.in_place and launched[i]
-        launch = (
-            0.0 if resized else cost_at((job.profile.resume_s if launched[i] else job.profile.start_s), count)
-        )
+        launch = 0.0 if resized else cost_at(profile.resume_s if launched[i] else profile.start_s, count)
         trains = begin + (launch or 0.0)
-        rate = job.profile.rate(count)
+        rate = profile.rate(count)
         end = trains + left[i] / rate
-        until = min(block.end_s, end if rng.random() < 0.5 else trains + rng.random() * (end - trains))
+        stretches += 1
+        whole = stretches > 100 or rng.random() < 0.5  # all that shrinks comes to an end
+        until = min(block.end_s, end if whole else trains + rng.random() * (end - trains))
         if until <= begin:
             if begin >= block.end_s:
                 free[host] = [math.inf] * block.gpus
@@ -155,16 +191,27 @@ def random_schedule(jobs, blocks, rng):
     return [ends[i] for i in range(len(jobs))]
 
 
-@given(job_sets(), st.data(), st.randoms(use_true_random=False))
+@pytest.mark.parametrize("types", [("",), ("", "fast one", "slow one")])
+@given(st.data(), st.randoms(use_true_random=False))
 @settings(max_examples=150)
-def test_no_random_schedule_beats_them(job_set, data, rng):
-    jobs, gpus = job_set
-    blocks = data.draw(some_blocks(gpus))
+def test_no_random_schedule_beats_them(types, data, rng):
+    jobs, gpus = data.draw(job_sets(types[1:]))
+    blocks = data.draw(some_blocks(gpus, types))
     bound, jct_bound = both(jobs, *blocks)
     for _ in range(5):
         ends = random_schedule(jobs, blocks, rng)
         assert max(ends) >= bound * SLACK
         assert mean_jct(jobs, ends) >= jct_bound * SLACK
+
+
+def no_policy_beats_them(policy, specs, models, blocks, on_types):
+    there = joining(placed(blocks))
+    machine = Simulation(specs, models, on_types=on_types, policy=policy, happenings=there).run()
+    jobs = jobs_of(machine, on_types)
+    bound, jct_bound = both(jobs, *blocks)
+    ends = [one.ended_s for one in machine.run.jobs.values()]
+    assert max(ends) >= bound * STEP_SLACK
+    assert mean_jct(jobs, ends) >= jct_bound * STEP_SLACK
 
 
 @st.composite
@@ -179,9 +226,30 @@ def runs(draw):
 @given(runs())
 @settings(max_examples=25)
 def test_no_policy_beats_them(policy, run):
-    specs, models, blocks = run
-    machine = Simulation(specs, models, policy=policy, happenings=joining(placed(blocks))).run()
-    bound, jct_bound = both(jobs_of(machine), *blocks)
-    ends = [one.ended_s for one in machine.run.jobs.values()]
-    assert max(ends) >= bound * STEP_SLACK
-    assert mean_jct(jobs_of(machine), ends) >= jct_bound * STEP_SLACK
+    no_policy_beats_them(policy, *run, on_types={})
+
+
+VSW = {"kind": "vsw", "local_batch": 8, "global_batch": [8, 64]}
+
+
+@st.composite
+def runs_on_types(draw):
+    """The same on GPUs of several types, for which some models are measured; some jobs can mix these."""
+    types = "old one", "fast one", "slow one"
+    gpus, hosts = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    strategies = draw(st.sampled_from([({"kind": "ddp"},), ({"kind": "ddp"}, VSW)]))
+    specs, models = draw(spec_sets(gpus, hosts, most=7, strategies=strategies))
+    blocks = draw(some_blocks(gpus, types, hosts))
+    on_types = {
+        each: [replace(draw(profiles()), model=one.model) for one in models if draw(st.booleans())]
+        for each in types
+        if each != first_type(blocks)
+    }
+    return specs, models, blocks, on_types
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@given(runs_on_types())
+@settings(max_examples=40)
+def test_no_policy_beats_them_on_gpus_of_several_types(policy, run):
+    no_policy_beats_them(policy, *run)

@@ -254,24 +254,3 @@ def test_nodes_that_nothing_could_use_are_given_back() -> None:
     assert kept["idle"]["given_back_gpu_hours"] == 0.0 < released["idle"]["given_back_gpu_hours"]
     assert kept["utilisation"] < released["utilisation"]
     assert "GPU-hours given back" in shown(*words, "--release-idle-nodes", 0)
-
-
-def test_nodes_with_gpus_of_another_type(place: Path) -> None:
-    common = '"model": "m", "nodes": 1, "start_s": 0, "suspend_s": 0'
-    rates = {"A100": {1: 1.0}, "H200": {1: 3.0}}
-    profiles = ", ".join(
-        f'{{{common}, "device": "{device}", "throughput": {{"1": {rate[1]}}}}}'
-        for device, rate in rates.items()
-    )
-    (place / "two.json").write_text(f'{{"schema": 1, "profiles": [{profiles}]}}')
-    job = 'model = "m"\nreplay = true\nsteps = 300\ngpus = 1\n'
-    jobs = [f'[[job]]\nname = "{name}"\n{job}' for name in ("a", "b", "old")]
-    (place / "two.toml").write_text("schema = 1\n" + "".join(jobs) + 'gpu_type = "a100"\n')
-    words = ("two.toml", "--profiles", "two.json", "--gpus-per-node", 2, "--device-type", "A100")
-    (result,) = page(*words, "--other-nodes", "1:1:H200", "--policy", "marble")
-    assert {job["name"]: job["end_s"] for job in result["jobs"]} == {"a": 100.0, "b": 300.0, "old": 300.0}
-    assert result["lower_bound_s"] is None, "by profiles of one type it would be none"
-    text = shown(*words, "--other-nodes", "2:1:H200", "--policy", "marble,exclusive")
-    assert text.splitlines()[0] == "two.toml: 3 jobs on 2 GPUs, 2 hosts with 1 x H200 each"
-    for wrong in ("2:1", "0:1:H200", "1:1: ", "x"):
-        assert "accepted: N:GPUS:TYPE" in refused(*words, "--other-nodes", wrong)

@@ -112,7 +112,7 @@ def test_the_table_tells_what_each_policy_used() -> None:
     assert "allocations, and" not in shown(*JOBS_IN, "--gpus-per-node", 4)
 
 
-FORM = "[NODESx]GPUS@START[+TIME], such as 2x8@1h+4h: 2 nodes of 8 GPUs each, in an hour, for 4 hours"
+FORM = "[NODESx]GPUS[:TYPE]@START[+TIME], such as 2x8@1h+4h: 2 nodes of 8 GPUs each, in an hour, for 4 hours"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,7 @@ FORM = "[NODESx]GPUS@START[+TIME], such as 2x8@1h+4h: 2 nodes of 8 GPUs each, in
             (text, FORM)
             for text in ("8", "8@", "@1h", "x8@1h", "8@1h+", "8@soon", "8@1h+2h+3h", "8@-1", "8@inf")
         ),
+        *((text, FORM) for text in ("8:@0", "8: @0", "8:H200", ":H200@0", "8 H200@0", "8:H200@0@1h")),
         ("0x8@0", "at least 1 node"),
         ("8@1h+0", "a TIME of more than 0"),
         ("8@366d", "times of at most a year: 365d"),
@@ -208,3 +209,95 @@ def test_what_comes_at_the_same_time_is_seen_at_once() -> None:
     assert [(event.at, len(event.devices)) for event in events] == [(0.0, 2), (5.0, 4)]
     Simulation([a_job("one", "a", 9000)], PROFILES, happenings=events, watch=watch).run()
     assert set(seen) == {0, 2, 6} and seen[-1] == 2
+
+
+TYPED = ("two.toml", "--profiles", "two.json", "--device-type", "A100")
+
+
+def write_typed(place: Path, *more: str, jobs: tuple[str, ...] = ("a", "b", "old")) -> None:
+    """Jobs of one GPU and 300 steps each: 300 s on an A100, 100 s on an H200. `more` is said of the last."""
+    common = '"model": "m", "nodes": 1, "start_s": 0, "suspend_s": 0'
+    profiles = ", ".join(
+        f'{{{common}, "device": "{device}", "throughput": {{"1": {rate}}}}}'
+        for device, rate in {"A100": 1.0, "H200": 3.0}.items()
+    )
+    (place / "two.json").write_text(f'{{"schema": 1, "profiles": [{profiles}]}}')
+    job = 'model = "m"\nreplay = true\nsteps = 300\ngpus = 1\n'
+    tables = [f'[[job]]\nname = "{name}"\n{job}' for name in jobs]
+    (place / "two.toml").write_text("schema = 1\n" + "".join(tables) + "\n".join(more))
+
+
+def test_nodes_with_gpus_of_another_type(place: Path) -> None:
+    write_typed(place, 'gpu_type = "a100"')
+    asked = ("--allocation", "2@0", "--allocation", "1x1: H200 @0", "--policy", "marble")
+    [result] = page(*TYPED, *asked)
+    assert {job["name"]: job["end_s"] for job in result["jobs"]} == {"a": 100.0, "b": 300.0, "old": 300.0}
+    assert [one.get("gpu_type") for one in result["allocations"]] == ["A100", "H200"]
+    # Three jobs of 100 s, on one GPU that is worth one and two that are worth a third.
+    assert result["lower_bound_s"] == pytest.approx(300 / (5 / 3))
+    assert [line.split()[:3] for line in shown(*TYPED, *asked).splitlines()[-3:]] == [
+        ["NODES", "GPUS", "TYPE"],
+        ["1", "2", "A100"],
+        ["1", "1", "H200"],
+    ]
+    [same] = page(*TYPED, "--gpus-per-node", 2, *asked[2:])
+    assert same == result, "nodes that are there all the time have GPUs of --device-type"
+
+
+@pytest.mark.parametrize(
+    ("asked", "ends"),
+    [
+        (["1@0", "1:H200@30"], [130, 300]),  # one starts on what there is, and stays
+        (["1:H200@0", "1@30"], [100, 330]),
+        (["1:H200@30", "1@0+40"], [130, 230]),  # 40 s are too short to start in
+        (["1:V100@0"], [300, 600]),
+        (["1:H200@0", "1:V100@0"], [100, 100]),
+    ],
+)
+def test_each_type_goes_by_its_own_profiles_whichever_comes_first(
+    place: Path, asked: list[str], ends: list[float]
+) -> None:
+    write_typed(place, jobs=("a", "b"))
+    if asked[0].startswith("1:V100"):
+        text = (place / "two.json").read_text()
+        (place / "two.json").write_text(text.replace('"A100"', '"V100"'))
+    words = [word for one in asked for word in ("--allocation", one)]
+    [result] = page(*TYPED, *words)
+    assert sorted(job["end_s"] for job in result["jobs"]) == pytest.approx(ends, abs=1e-3)
+    assert result["makespan_s"] >= result["lower_bound_s"] * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("more", "asked", "said"),
+    [
+        ('gpu_type = "v100"', "1", "job old.gpu_type: 1 x v100; accepted: at most 0 on a host: here are "),
+        ("nodes = 2", "1", "job old.nodes: 2 hosts; accepted: at most 1: so many are here of one type"),
+    ],
+)
+def test_jobs_must_fit_gpus_of_one_type(place: Path, more: str, asked: str, said: str) -> None:
+    write_typed(place, more)
+    words = ("--allocation", f"{asked}@0", "--allocation", f"{asked}:H200@0")
+    assert said in refused(*TYPED, *words)
+    # Those whose strategy can mix them have both.
+    write_typed(place, "nodes = 2", 'strategy = {kind = "vsw", local_batch = 8, global_batch = [16, 64]}')
+    [result] = page(*TYPED, *words)
+    assert result["jobs_completed"] == 3
+
+
+def test_gpus_of_a_type_have_the_memory_that_is_asked_for(place: Path) -> None:
+    write_typed(place, 'gpu_type = "h200"', 'gpu_memory = "80G"')
+    [result] = page(*TYPED, "--allocation", "1@0", "--allocation", "1:H200@0")
+    assert result["jobs_completed"] == 3 and result["jobs"][2]["end_s"] <= 200
+
+
+def test_a_trace_is_spread_over_nodes_of_one_type() -> None:
+    Path("t.csv").write_text("submit_s,duration_s,gpus\n0,600,4\n10,900,8\n")
+    words = ("--allocation", "4@0", "--allocation", "4:H200@0")
+    done = call("--trace", "t.csv", *words)
+    assert done.exit_code == 0 and "1 job left out" in done.stderr
+    assert "left out" not in call("--trace", "t.csv", "--allocation", "2x4:H200@0", *words).stderr
+
+
+def test_types_are_not_for_runs() -> None:
+    said = "--allocation: a TYPE with --run; accepted: one with JOBS.toml or --trace"
+    assert refused("--run", "--allocation", "4:H200@0") == said
