@@ -141,6 +141,29 @@ def test_a_living_agent_that_is_silent_may_be_suspended(home: Path, monkeypatch:
     assert "slurm job 123 is suspended for 1:0" in status().stderr
 
 
+@pytest.mark.parametrize(
+    ("age_s", "left_s", "says"),
+    [
+        (
+            60,
+            None,
+            "in an allocation that has joined takes the run over; if none does within a minute, go on",
+        ),
+        (100, None, "waits in the queue"),
+        (60, 3.0, "waits in the queue"),
+    ],
+)
+def test_of_hosts_that_joined_another_agent_takes_over_for_a_while(
+    home: Path, asked: list[tuple[str, str]], age_s: float, left_s: float | None, says: str
+) -> None:
+    folder = home / "hpcsched-run"
+    a_run(folder, age_s=age_s)
+    page = json.loads((folder / "status.json").read_text())
+    page["run"]["joined"] = [{"host": "far", "gpus": [1], "since_s": 1.0, "left_s": left_s}]
+    (folder / "status.json").write_text(json.dumps(page))
+    assert says in status().stderr
+
+
 def test_a_batch_system_that_hangs_costs_a_moment_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
     monkeypatch.setattr(
