@@ -154,7 +154,8 @@ def _first(able: Sequence[Template], at: Situation, foresee: Foresee, refusals: 
         )
     else:
         one = min(able, key=lambda one: (at.waits.get(one.name, math.inf), -one.gpus))
-        why = f"no agent leads the run, and {_jobs(at.work.waiting)}, of unknown length"
+        what = "for not all of which one allocation is enough" if known else "of unknown length"
+        why = f"no agent leads the run, and {_jobs(at.work.waiting)}, {what}"
     return Decision(template=one, why=(why + _wait(one, at), *refusals))
 
 

@@ -290,8 +290,13 @@ class Rounds:
             blocks.append(_block(template, at.waits.get(template.name, WAIT_S)))
         if not blocks:
             return Forecast(end_s=math.inf, gpu_s=math.inf)
-        blocks = followed(blocks, _block(later, at.waits.get(later.name, WAIT_S)))
-        return forecast(seen.rest, blocks, self._pool.idle_s)
+        after = followed(blocks, _block(later, at.waits.get(later.name, WAIT_S)))
+        found = forecast(seen.rest, after, self._pool.idle_s)
+        if found is None or math.isfinite(found.end_s):
+            return found
+        # Some jobs need several allocations at a time: as if those that there are lasted.
+        lasting = [replace(block, lasts_s=math.inf) for block in blocks]
+        return forecast(seen.rest, lasting, self._pool.idle_s)
 
     def _coming(self, held: Sequence[Allocation], seen: Seen) -> list[Allocation]:
         """Allocations whose hosts are not in the run yet: those that wait, and the newest that run."""

@@ -79,6 +79,8 @@ def test_the_first_one_is_asked_for_whatever_it_costs_and_others_where_they_pay(
     work = Work(waiting=5, wanted_gpus=5)
     first = decide(POOL, Situation(now=0.0, work=work), foresee(800.0, 300.0, without=inf, cost=1e9))
     assert first.template is LARGE and first.why[0].startswith("no agent leads the run, and 5 jobs wait")
+    never = decide(POOL, Situation(now=0.0, work=work), foresee(inf, inf, without=inf))
+    assert never.template is LARGE and "for not all of which one allocation is enough" in never.why[0]
     # It waits, has just started, or is about to lead the run in the place of another one.
     for state in (State.ASKED, State.WAITING, State.RUNNING):
         one = held(LARGE, state)

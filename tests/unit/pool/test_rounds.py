@@ -16,10 +16,12 @@ from hpcsched.batch.submissions import Submitted
 from hpcsched.errors import BatchError
 from hpcsched.pool import rounds as module
 from hpcsched.pool.deciding import Work
+from hpcsched.pool.foresight import Rest
 from hpcsched.pool.observing import Seen
 from hpcsched.pool.poolfile import Pool, Template
 from hpcsched.pool.record import PoolBusy, PoolFiles, State, Wanted
 from hpcsched.pool.rounds import Rounds
+from hpcsched.testing.builders import a_job, a_profile
 
 
 class Cluster:
@@ -257,3 +259,13 @@ def test_lines_of_squeue_are_read_and_odd_ones_left_out() -> None:
         running.state is BatchJobState.RUNNING and running.end == running.start + 3600 and not running.reason
     )
     assert waiting.start is None and waiting.reason == "Resources"
+
+
+def test_jobs_of_several_hosts_have_several_allocations_asked_for(played: Played) -> None:
+    profile = a_profile("m", [1.0], start_s=0.0, suspend_s=0.0, resume_s=0.0)
+    rest = Rest(jobs=[a_job("wide", "m", 9000, gpus=(1, 1), nodes=2)], profiles=[profile])
+    played.seen(Work(waiting=1, wanted_gpus=2), rest=rest)
+    first, second, nothing = played.round().decisions
+    assert first.why[0].startswith("no agent leads the run, and 1 job waits, for not all of which")
+    assert second.template is not None and "instead of never" in second.why[0]
+    assert nothing.template is None
