@@ -212,7 +212,8 @@ class Rounds:
         except (OSError, StoreError):
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1][:200] if lines else ""
+        ours = [line for line in lines if line.startswith("hpcsched: ")]  # tables may come after it
+        return (ours or lines)[-1].removeprefix("hpcsched: ")[:200] if lines else ""
 
     def _trouble(self, record: Record, template: str, why: str) -> None:
         before = record.troubles.get(template)

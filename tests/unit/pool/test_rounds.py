@@ -220,7 +220,8 @@ def test_an_allocation_that_never_starts_or_ends_at_once_has_failed(
 ) -> None:
     played.round()
     (one,) = played.record.allocations
-    (played.files.output / f"{one.name}-1.out").write_text("hello\nno module named x\n" if about else "")
+    output = "hello\nhpcsched: no module named x\nJOBID  NAME\n"
+    (played.files.output / f"{one.name}-1.out").write_text(output if about else "")
     played.cluster.set(one.name, BatchJobState.ENDED, word, **about)
     played.clock += 20.0
     played.round()
