@@ -336,7 +336,8 @@ def stop(ctx: click.Context, file: Path | None, dir_: str | None, at_once: bool)
                 return 0
             time.sleep(SETTLES_EVERY_S)
         left = len(record.live())
-        say(f"hpcsched: {left} batch jobs are still ending; `squeue --me` shows them", err=True)
+        what = "1 batch job is" if left == 1 else f"{left} batch jobs are"
+        say(f"hpcsched: {what} still ending (see `squeue --me`)", err=True)
     return 0
 
 
