@@ -159,7 +159,8 @@ class Allocation:
     def kill(self) -> int:
         """Kill all that lives here, at once; how many processes that were."""
         there = self.look()
-        for process in there:
+        # The agent first: it is not to see its node agent die before it.
+        for process in sorted(there, key=lambda process: process.pid != self.child.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         return len(there)
