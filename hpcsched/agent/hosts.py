@@ -161,7 +161,6 @@ def node_agents(
     epoch: int = 0,
     before: Sequence[Device] = (),
     leads: bool = False,
-    words: tuple[str, ...] = (),
 ) -> Hosts:
     """The devices of all hosts of the allocation, each behind a node agent that is started now, and of those
     that the agent before had (`before`). `leads`: of those alone.
@@ -190,7 +189,6 @@ def node_agents(
         reserve_s=reserve_s,
         epoch=epoch,
         before=before,
-        words=words,
     )
     launcher.start(JOIN_WITHIN_S)
     for name, ahead_s in launcher.skew_s.items():
@@ -214,10 +212,11 @@ def node_agents(
 
 def describe_allocation(allocation: Allocation, hosts: Hosts) -> str:
     """The allocation in one line."""
-    come, granted = len(hosts.host_names), hosts.granted
+    names = {host.name for host in allocation.hosts}
+    come, granted = len(names.intersection(hosts.host_names)), hosts.granted
     shown = f"{come} host{'s' * (come > 1)}" if come == granted else f"{come} of {granted} hosts"
     again = f", restart {allocation.restart_count}" if allocation.restart_count else ""
-    devices = f"{len(hosts.inventory)} x {hosts.kind}"
+    devices = f"{sum(one.host in names for one in hosts.inventory)} x {hosts.kind}"
     job = f"{allocation.kind} job {allocation.id}{again}"
     return f"{job} on {shown} with {devices}; it {ends(allocation.deadline)}"
 

@@ -96,7 +96,7 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
         stack.callback(head.end)
         until = time.monotonic() + request.wait_s
         while True:
-            path = _wait_for_agent(rundir, until, end, selector, tell)
+            path = _wait_for_agent(rundir, until, end, selector, tell, head)
             if path is None:
                 return 0
             try:
@@ -116,7 +116,7 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
             if parted is Parted.NEVER_CAME:
                 return 1
             if parted in (Parted.OVER, Parted.LEFT):
-                tell("the run is over" if parted is Parted.OVER else "left the run")
+                tell("the run is over" if parted is Parted.OVER else f"left the run{end.when}")
                 return 0
             if parted is Parted.LOST:
                 until = time.monotonic() + request.wait_s
@@ -140,13 +140,17 @@ def _wait_for_agent(
     end: End,
     selector: selectors.BaseSelector,
     tell: Callable[[str], None],
+    head: NextHead,
 ) -> Path | None:
-    """The join file of the run's agent; None: the allocation ends before there is one, the user does not want
-    to wait any longer, or the run is over."""
+    """The join file of the run's agent, which is started here where the last one is gone; None: the
+    allocation ends before there is one, the user does not want to wait any longer, or the run is over."""
     works_since, said = None, False
     while end.left_s() > 0 and not end.interrupts:
         now, status = time.monotonic(), last_status(rundir)
-        if agent_works(rundir):
+        if head.leads:  # it begins with the hosts that join it
+            if (path := newest_join(rundir.root)) and _epoch(path) == head.number:
+                return path
+        elif agent_works(rundir):
             works_since = works_since or now
             if path := newest_join(rundir.root):
                 return path
@@ -156,15 +160,24 @@ def _wait_for_agent(
         elif status is not None and status.state == "FINISHED":
             tell("the run is over")
             return None
+        elif end.left_s() > end.reserve_s:
+            head.look()
         if now > until:
             rundir.require()
             raise NoSuchRun(f"no agent runs in {rundir.root} that takes hosts in, and none has come in time")
-        if not said and works_since is None:
+        if not said and works_since is None and not head.leads:
             said = True
             tell(f"no agent works in {rundir.root}: waiting up to {max(0.0, until - now):.0f} s for one")
         end.heard(selector, LOOK_EVERY_S)
     if not end.interrupts:
         tell("the allocation ends, and no agent has come")
+    return None
+
+
+def _epoch(path: Path) -> int | None:
+    """The number of the agent whose join file this is; None: it cannot be read."""
+    with contextlib.suppress(ConfigError):
+        return read_join(path).epoch
     return None
 
 
@@ -204,6 +217,13 @@ class End:
         if self._forced < inf:  # of a job that is being ended the batch system may say that it has ended
             return min(self._last, self._forced) - now
         return min(self._last - now, inf if self._deadline is None else self._deadline - time.time())
+
+    @property
+    def when(self) -> str:
+        """Where in the allocation's time we are, as a part of a sentence."""
+        if self.interrupts:
+            return ", as asked"
+        return "" if (left_s := self.left_s()) == inf else f", {max(0.0, left_s):.0f} s before its end here"
 
     def heard(self, selector: selectors.BaseSelector, timeout_s: float) -> None:
         """Wait for at most so long; take in signals and answers that have come."""
@@ -299,7 +319,7 @@ class Membership:
             self._join = found
             self._connect()
         elif gone_s and self._join.holds_s and self._end.left_s() > self._end.reserve_s:
-            self._head.look(self._join)
+            self._head.look()
 
     def serve(self) -> Parted:
         """Stay until the hosts leave the run, or its agent is gone."""

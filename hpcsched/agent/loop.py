@@ -67,13 +67,11 @@ class Agent:
         self._machine, self._clock = resources.machine, resources.clock
         self._recorder = Recorder(resources.machine, resources.journal)
         self._done_commands = commands or set()
-        self._interrupts = 0
+        self._interrupts, self._warned = 0, False
         self.killed = False
         """Whether the user has had all jobs killed."""
-        self._inbox_due = 0.0
         self._progress_due = time.monotonic() + PROGRESS_PERIOD_S
-        self._snapshot_due = self._snapshot_at = 0.0
-        self._warned = False
+        self._inbox_due = self._snapshot_due = self._snapshot_at = 0.0
         self._woken_at = float("-inf")
         self._kept_by: float | None = None
         self._left_at_last_asking = -1
@@ -141,7 +139,7 @@ class Agent:
     def _stays_stuck(self) -> bool:
         """Whether the agent stays although no job that is left can run; says so when it finds out."""
         staying = self._r.staying
-        was_idle, stays = staying.idle, staying.stays()
+        was_idle, stays = staying.idle, staying.stays(stuck=True)
         if not was_idle:
             for line in why_stuck(self._machine, self._r.admission, "staying" if stays else "stopping"):
                 self._tell(line)
@@ -287,6 +285,8 @@ class Agent:
 
     def _signal(self, number: signal.Signals) -> list[ev.Event]:
         match number:
+            case _ if self._r.moving and self._r.moving.for_a_join:
+                return []  # the batch system means the allocation: `hpcsched join` has its hosts leave
             case signal.SIGINT | signal.SIGTERM | signal.SIGHUP:
                 return self._asked_to_stop(number)
             case signal.SIGUSR2 if number in self._r.ends_by and self._r.ending.in_batch:

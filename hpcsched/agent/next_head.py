@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from hpcsched.launch.remote.keys import Join
 from hpcsched.store.heads import claim_number, give_up_number
 from hpcsched.store.rundir import RunDir, RunDirError, agent_works, last_status
 
@@ -36,7 +35,8 @@ class NextHead:
     ) -> None:
         self._rundir, self._token, self._batch_words, self._tell = rundir, token, tuple(batch_words), tell
         self._process: subprocess.Popen[bytes] | None = None
-        self._number = 0
+        self.number = 0
+        """Its number (`store.heads`)."""
         self._not_before: float | None = None
 
     @property
@@ -46,15 +46,15 @@ class NextHead:
             return False
         if self._process.poll() is None:
             return True
-        give_up_number(self._rundir, self._number)
+        give_up_number(self._rundir, self.number)
         self._process, self._not_before = None, time.monotonic() + AGAIN_S
         return False
 
-    def look(self, last: Join) -> None:
-        """Start an agent if the run has none; `last`: the keys of the one that it had."""
-        now, status = time.monotonic(), last_status(self._rundir)
-        if status is None or status.state != "RUNNING":
-            return  # it has ended in good order, or somebody wanted it to
+    def look(self) -> None:
+        """Start an agent if the run has none, and its last one has not ended in good order."""
+        now, status, record = time.monotonic(), last_status(self._rundir), self._rundir.read_record()
+        if status is None or status.state != "RUNNING" or record is None or not record.joinable:
+            return
         if self.leads or agent_works(self._rundir):
             self._not_before = None if self._process else self._not_before
             return
@@ -63,18 +63,18 @@ class NextHead:
         if now < self._not_before:
             return
         try:
-            self._number = claim_number(self._rundir)
+            self.number = claim_number(self._rundir)
         except RunDirError:
             return  # another allocation is faster
         self._tell(f"no agent leads the run in {self._rundir.root} any more: starts one here")
-        words = ("run", "--dir", str(self._rundir.root), "--resume", *self._batch_words, *last.words)
-        argv = (sys.executable, "-P", "-m", "hpcsched", *words, "--lead", self._token, str(self._number))
+        words = ("run", "--dir", str(self._rundir.root), "--resume", *self._batch_words, *record.words)
+        argv = (sys.executable, "-P", "-m", "hpcsched", *words, "--lead", self._token, str(self.number))
         try:
             # In a session of its own: what is said to this command is not said to the run.
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
         except OSError as error:
             self._tell(f"it cannot be started: {error}")
-            give_up_number(self._rundir, self._number)
+            give_up_number(self._rundir, self.number)
             self._not_before = now + AGAIN_S
 
     def end(self) -> None:

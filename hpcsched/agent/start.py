@@ -58,7 +58,7 @@ from hpcsched.agent.resources import Observer, Resources
 from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.agent.shared_use import SharedUseMeter
 from hpcsched.agent.staying import Staying
-from hpcsched.agent.taking_over import TakenOver, clock_at, devices_before, is_joinable, take_over
+from hpcsched.agent.taking_over import TakenOver, clock_at, devices_before, is_joinable, may_run_on, take_over
 from hpcsched.agent.watched import open_to
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
@@ -71,6 +71,9 @@ from hpcsched.store.heads import claim_number, leads
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
+
+WAITS_FOR_HOSTS_S = 600.0
+"""Time that a joinable run in which nothing can run waits for hosts to join (chosen)."""
 
 
 def run(
@@ -124,8 +127,8 @@ def run(
         orphans = partial(
             end_orphans, rundir, machine, before, host=host, grace_s=request.grace_s, hosts=count, left=left
         )
-        earlier = devices_before(rundir, machine, before)
-        if not earlier:
+        earlier = devices_before(machine) if may_run_on(rundir, machine, before) else None
+        if earlier is None:
             orphans()
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
         observer = observe(machine)
@@ -149,13 +152,12 @@ def run(
                 joinable=joinable,
                 reserve_s=request.margin_s,
                 epoch=epoch,
-                before=earlier,
+                before=earlier or (),
                 leads=request.leads is not None,
-                words=request.words,
                 **node_agent_times(batch, allocation),
             )
             stack.callback(hosts.close)
-        if earlier and hosts.remote:
+        if earlier is not None and hosts.remote:
             orphans(spared=hosts.remote.spared)
         policy, options = _policy(request, machine)
         record = RunRecord(
@@ -173,6 +175,7 @@ def run(
             python=platform.python_version(),
             joinable=joinable,
             epoch=epoch,
+            words=request.words,
         )
         new_jobs = submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
         admission = admission_for(machine, hosts, find_profiles, find_parallel, find_shared, request)
@@ -190,7 +193,7 @@ def run(
             arrays=lambda: machine.run.arrays,
         )
         taken = TakenOver()
-        if earlier and hosts.remote:
+        if earlier is not None and hosts.remote:
             taken = take_over(machine, hosts.remote, site, grace_s=request.grace_s, say=say)
             site = replace(site, store_keys=taken.store_keys)
         now = clock_at(machine, hosts.speed) if taken.adopted else machine.run.now
@@ -218,7 +221,7 @@ def run(
                 request.release_idle_s, batch, allocation, hosts.speed, say, joinable=joinable
             ),
             stays=hosts.own_name if request.leads else allocation.here or "",
-            reads_inbox=bool(earlier or Inbox.waiting(rundir)),
+            reads_inbox=earlier is not None or bool(Inbox.waiting(rundir)),
             adopted=tuple(attempt.job_id for attempt in taken.adopted),
             unsure={job_id: now + left_s * hosts.speed for job_id, left_s in taken.unsure_s.items()},
             epoch=epoch,
@@ -304,7 +307,12 @@ def run(
             observer=observer,
             admission=admission,
             ending=ending,
-            staying=Staying(request.stay_s, snapshot, tell=say),
+            staying=Staying(
+                request.stay_s,
+                snapshot,
+                tell=say,
+                for_hosts_s=(request.release_idle_s or WAITS_FOR_HOSTS_S) if joinable else None,
+            ),
             ends_by=allocation.ends_by,
             signals_all=allocation.signals_all,
             hosts=hosts.remote,
@@ -337,7 +345,7 @@ def run(
             say(line)
         for line in compute_modes(hosts.inventory).values():
             say(line)
-        if allocation.kind != "none":
+        if allocation.kind != "none" and not request.leads:  # `join` has told of it
             say(describe_allocation(allocation, hosts))
             for note in allocation.notes:
                 say(note)

@@ -20,6 +20,7 @@ class Staying:
 
     Args:
         most_s: seconds; inf: until it is drained, or its allocation ends. None: it leaves at once.
+        for_hosts_s: the least time for jobs that wait for hosts that may join; None: none may.
         snapshot: says since when it is idle.
     """
 
@@ -29,8 +30,10 @@ class Staying:
         snapshot: SnapshotWriter,
         *,
         tell: Callable[[str], None],
+        for_hosts_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._for_hosts_s = for_hosts_s
         self._most_s, self._snapshot, self._tell, self._clock = most_s, snapshot, tell, clock
         self._since: float | None = None
 
@@ -40,21 +43,25 @@ class Staying:
             self._since = None
             self._snapshot.idle = None
 
-    def stays(self) -> bool:
-        """Whether the agent stays although nothing can run."""
-        if self._most_s is None:
+    def stays(self, *, stuck: bool = False) -> bool:
+        """Whether the agent stays although nothing can run; `stuck`: jobs wait."""
+        most_s = self._most_s
+        if for_hosts := stuck and self._for_hosts_s is not None:
+            most_s = max(most_s or 0.0, self._for_hosts_s or 0.0)
+        if most_s is None:
             return False
         now = self._clock()
         if self._since is None:
             self._since = now
-            wall, ends = time.time(), self._most_s < inf
-            until = iso(wall + self._most_s) if ends else None
+            wall, ends = time.time(), most_s < inf
+            until = iso(wall + most_s) if ends else None
             self._snapshot.idle = Idle(since=iso(wall) or "", until=until)
-            limit = f"for {self._most_s:g} s at most" if ends else "until `hpcsched drain`"
-            self._tell(f"nothing is left that can run: staying {limit}, for what `hpcsched submit` brings")
-        if now - self._since < self._most_s:
+            limit = f"for {most_s:g} s at most" if ends else "until `hpcsched drain`"
+            what = "hosts that join" if for_hosts else "what `hpcsched submit` brings"
+            self._tell(f"nothing is left that can run: staying {limit}, for {what}")
+        if now - self._since < most_s:
             return True
-        self._tell(f"nothing has come that can run for {self._most_s:g} s: leaving")
+        self._tell(f"nothing has come that can run for {most_s:g} s: leaving")
         return False
 
     @property

@@ -40,14 +40,16 @@ def is_joinable(rundir: RunDir) -> bool:
     return record is not None and record.joinable
 
 
-def devices_before(rundir: RunDir, machine: Machine, record: RunRecord | None) -> tuple[Device, ...]:
-    """The devices of hosts that may work on without the agent before; none where it has ended in good
-    order."""
+def may_run_on(rundir: RunDir, machine: Machine, record: RunRecord | None) -> bool:
+    """Whether jobs may run on without the agent before: not where it has ended in good order."""
     if record is None or not record.joinable or not machine.run.lives:
-        return ()
+        return False
     word = last_status(rundir)
-    if word is None or word.state not in ("RUNNING", "DRAINING") or snapshot_age_s(rundir) > MAY_LIVE_S:
-        return ()
+    return word is not None and word.state in ("RUNNING", "DRAINING") and snapshot_age_s(rundir) <= MAY_LIVE_S
+
+
+def devices_before(machine: Machine) -> tuple[Device, ...]:
+    """The devices of hosts that the agent before had last."""
     there = {device.host for device in machine.ledger.devices.values()} | {*machine.hosts.closing}
     return tuple(device for device in machine.hosts.devices[-1] if device.host in there)
 
@@ -130,8 +132,8 @@ def _watched(one: Survivor, job: Job | None, site: Site, resuming: Resuming) -> 
 
 
 def _on_silent_hosts(machine: Machine, remote: RemoteLauncher[Any]) -> list[Job]:
-    """The jobs that had GPUs or cores on hosts that have not come."""
-    silent = remote.silent
+    """The jobs that had GPUs or cores on hosts that are not here: these have not come, or were lost already
+    to the agent before, which may not have waited until nothing could live there any more."""
     host_of = {device.index: device.host for device in (machine.hosts.devices or [()])[-1]}
 
     def hosts(job: Job) -> Sequence[str]:
@@ -140,4 +142,8 @@ def _on_silent_hosts(machine: Machine, remote: RemoteLauncher[Any]) -> list[Job]
             *(seat.host for seat in job.current.seats),
         ]
 
-    return [job for job in machine.run.active.values() if silent.intersection(hosts(job))]
+    return [
+        job
+        for job in machine.run.active.values()
+        if any(host and not remote.is_up(host) for host in hosts(job))
+    ]

@@ -226,7 +226,10 @@ class AllocationEnd:
         if answer.error or self._told_at is not None or (machine.deadline.draining and not self._guessed):
             return []
         self._guessed = False
-        deadline = on_run_clock(self._clock, answer.deadline, self._forced_s())
+        least_s = self._forced_s()
+        if known is not None:  # one that comes near is not put off
+            least_s = min(least_s, max(0.0, known - self._clock.now()) / self._clock.speed)
+        deadline = on_run_clock(self._clock, answer.deadline, least_s)
         if known is None or deadline is None:
             moved = known is not deadline
         else:

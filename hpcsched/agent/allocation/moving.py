@@ -15,8 +15,9 @@ from hpcsched.core.machine import Machine
 LONGER_S = 30.0
 """Time by which another allocation has to last longer than this one for the run to move there (chosen)."""
 
-LEAVE_S = 5.0
-"""Time before the end of its allocation at which the agent leaves, whatever still runs in it (chosen)."""
+LEAVE_S, LEAVE_PART = 5.0, 1 / 6
+"""Time before the end of its allocation at which the agent leaves, whatever still runs in it: at most so many
+seconds, and so much of the time that is kept for saving (chosen)."""
 
 
 class NodeAgents(Protocol):
@@ -62,6 +63,12 @@ class Moving:
         self._leaves_by = inf
         """When the agent's hosts are to be empty, on the run's clock, as this allocation is being ended."""
         self._were_up = False
+        self._last_end: float | None = None
+
+    @property
+    def for_a_join(self) -> bool:
+        """Whether the agent was started by a `hpcsched join`, which hears of the end of its allocation."""
+        return bool(self._token)
 
     @property
     def _own(self) -> Sequence[str]:
@@ -70,7 +77,10 @@ class Moving:
     def _own_end(self, ends: Mapping[str, float | None]) -> float | None:
         """The end of the agent's allocation, on the run's clock."""
         if self._token:
-            return min((end for host in self._own if (end := ends.get(host)) is not None), default=None)
+            known = min((end for host in self._own if (end := ends.get(host)) is not None), default=None)
+            # Of hosts that have left no end is told any more.
+            self._last_end = self._last_end if known is None else known
+            return self._last_end
         known = inf if self._ending.at is None else self._ending.at
         return None if (end := min(known, self._leaves_by)) == inf else end
 
@@ -142,4 +152,5 @@ class Moving:
         mine, others = self._outlasting()
         if not others or mine is None or self._machine.deadline.draining:
             return False
-        return (self._were_up and not up) or self._clock.now() > mine - LEAVE_S * self._clock.speed
+        leave_s = min(LEAVE_S * self._clock.speed, LEAVE_PART * self._machine.deadline.reserve_s)
+        return (self._were_up and not up) or self._clock.now() > mine - leave_s

@@ -369,7 +369,7 @@ def conduct(
         try:
             if report is not None:
                 code = report(life) if code in (0, 1, 2) else code
-            else:
+            elif not life.moved or as_json:  # of a run that goes on elsewhere `status` tells
                 tell_result(life, as_json=as_json, gantt=gantt, compare=others, again=again)
                 if code == 2:
                     edited = ", ".join(life.machine.run.jobs[job_id].spec.name for job_id in life.edits.said)

@@ -72,7 +72,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
     `epoch` counts the heads of the run: nobody obeys one of a lower number any more. `holds_s`: the time for
     which workers go on without a head, while another one is waited for. `spared`: the marks (`NODE`) of what
-    runs on for an earlier head's node agents. `words`: the command line of a head that takes the run over.
+    runs on for an earlier head's node agents.
     """
 
     life: str
@@ -97,7 +97,6 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     holds_s: float = 0.0
     spared: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
     protocol: int = PROTOCOL
 
 

@@ -64,7 +64,6 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         reserve_s: what is kept before the end of an allocation besides the time to save.
         epoch: the number of this head among those of the run.
         before: the devices that the head before had, on hosts that may work on without it.
-        words: see `Join`.
     """
 
     def __init__(
@@ -89,14 +88,13 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         reserve_s: float = 60.0,
         epoch: int = 0,
         before: Sequence[Device] = (),
-        words: tuple[str, ...] = (),
     ) -> None:
         super().__init__((host.name for host in hosts), grace_s=grace_s, say=say, joinable=joinable)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
         self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
         self._shielded, self._serve_on_s, self._notice_s = shielded, serve_on_s, notice_s
-        self._reserve_s, self._epoch, self._words = reserve_s, epoch, words
+        self._reserve_s, self._epoch = reserve_s, epoch
         self._join, self._log = join_file(run_dir, self.life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
         self._before = hosts_before(before, self._nodes)
@@ -132,6 +130,8 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             while True:
                 now = time.monotonic()
                 awaited = [max(deadline, node.join_by) for node in self._ours if node.coming]
+                if not (self._hosts or any(node.up for node in self._nodes.values())):
+                    awaited = [deadline]  # of the allocation that we are in a `hpcsched join` lends us hosts
                 if max(awaited, default=now) <= now:
                     break
                 self._wait(min(0.1, max(awaited) - now))
@@ -164,7 +164,6 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
             head=this_process(),
             epoch=self._epoch,
             holds_s=self._holds_s,
-            words=self._words,
         )
         write_join(self._join, join)
         return join
@@ -237,6 +236,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
                 node.why = "its node agent has not come"
         devices = [device for on_host in self._before.values() for device in on_host]
         here = [node for node in self._nodes.values() if node.earlier and node.up]
+        come = come or [node for node in self._nodes.values() if node.guest and node.up and not here]
         for node in come:
             devices += node.numbered(devices[-1].index + 1 if devices else 0)
         self._inventory, self._counted = tuple(devices), {node.name for node in (*here, *come)}
@@ -339,11 +339,6 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
     def lost(self) -> Mapping[str, str]:
         """The reason of the loss of each lost host, by host."""
         return {node.name: node.why for node in self._nodes.values() if node.why and not node.releasing}
-
-    @property
-    def silent(self) -> frozenset[str]:
-        """The hosts of the head before that have not come."""
-        return frozenset(node.name for node in self._nodes.values() if node.earlier and node.hello is None)
 
     @property
     def short(self) -> bool:

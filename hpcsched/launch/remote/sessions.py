@@ -101,7 +101,7 @@ class HeadSessions:
 
     def is_up(self, host: str) -> bool:
         """Whether a host is in the run."""
-        return self._nodes[host].up
+        return host in self._nodes and self._nodes[host].up
 
     def name_here(self, hostname: str) -> str:
         """The name in the run of a host that calls itself so; "" where it is none of the run's."""

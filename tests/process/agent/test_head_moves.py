@@ -221,3 +221,40 @@ def test_an_agent_that_hangs_is_not_followed_on_its_host(bench: Bench) -> None:
     assert attempts(bench) == {"a": [(0,)], "b": [(1,)]}
     bench("cancel", "a", "b")
     assert first.wait() == 0 and guest.wait() == 0 and bench.all_gone()
+
+
+@pytest.mark.slow
+def test_an_allocation_that_comes_when_all_others_are_gone_leads_the_run(bench: Bench) -> None:
+    file = bench.set_of(saves("a", steps=FOREVER, gpus=1), saves("b", steps=FOREVER, gpus=1))
+    first = bench.start(file, *HERE)
+    bench.ready("a")
+    killed_with_its_node(first)
+    guest = bench.start(*THERE, "--time", "600s", command="join")
+    led_again(bench, guest)
+    bench.until(lambda: bench.states() == {"a": "PENDING", "b": "RUNNING"}, "b starts")
+    assert "HostSilent" in bench("explain", "a", "--json").stdout
+    assert bench.job("b")["hosts"] == ["far"]
+    bench("cancel", "a", "b")
+    assert guest.wait() == 0 and bench.all_gone()
+
+
+@pytest.mark.slow
+def test_a_head_in_a_lent_allocation_leaves_it_in_good_order(bench: Bench) -> None:
+    file = bench.set_of(*(saves(name, steps=FOREVER, gpus=1) for name in "ab"))
+    first = bench.start(file, *HERE)
+    bench.ready("a")
+    far = bench.start(*THERE, "--time", "60s", command="join")
+    bench.ready("b")
+    first.kill()
+    first.wait()
+    led_again(bench, far)
+    wide = bench.start("--hosts", "wide", "--launcher", "local", "--devices", "cpu:2", command="join")
+    assert far.wait() == 0 and far.said.endswith(" s before its end here\n")
+    assert "leaves the run to another allocation" in far.said
+    led_again(bench, wide)
+    bench.until(lambda: bench.job("b").get("hosts") == ["wide"], "b goes on elsewhere")
+    machine, _ = bench.replayed()
+    b = machine.run.jobs[2]
+    assert b.attempts[0].to_step == b.attempts[1].from_step and len(b.attempts) == 2
+    bench("cancel", "a", "b")
+    assert wide.wait() == 0 and bench.all_gone()

@@ -35,7 +35,7 @@ def test_a_job_goes_to_a_host_that_joins_and_on_elsewhere_before_that_ends(bench
     (joined,) = bench.status()["run"]["joined"]
     assert (joined["host"], joined["gpus"], joined["closing"]) == ("far", [1], False)
     assert "joined: far (ends in " in bench("status").stderr
-    assert guest.wait() == 0 and guest.said.endswith("left the run\n")
+    assert guest.wait() == 0 and guest.said.endswith(" s before its end here\n")
     bench.until(lambda: bench.job("b")["state"] == "SUSPENDED", "b saved")
     bench("cancel", "a")
     assert run.wait() == 0, run.said

@@ -133,6 +133,18 @@ def test_a_sigterm_is_asked_about_before_anything_is_done(reason: EndReason) -> 
     assert 95 < scene.left_s <= 101
 
 
+def test_an_end_that_comes_near_is_not_put_off_by_asking_again() -> None:
+    scene = Scene(deadline=12.0)
+    end = time.time() + 12.0
+    assert scene.hears(EndTimeAnswer(deadline=end)) == []
+    scene.hears(EndTimeAnswer(deadline=end - 8.0))
+    assert scene.left_s == pytest.approx(12.0, abs=0.5), "sooner than a SIGKILL can follow"
+    scene.hears(EndTimeAnswer(deadline=end + 60.0))
+    assert scene.left_s == pytest.approx(72.0, abs=0.5)
+    scene.hears(EndTimeAnswer(deadline=end))
+    assert scene.left_s == pytest.approx(25.0, abs=0.5)
+
+
 def test_a_warning_before_it_does_not_make_a_cancel_the_end_of_the_time() -> None:
     scene = Scene()
     assert scene.ending.warned("SIGUSR2") == []
