@@ -13,7 +13,7 @@ from hpcsched.client import waiting
 from hpcsched.core.definitions import differing
 from hpcsched.core.jobs import Job
 from hpcsched.errors import HpcschedError, NoSuchRun
-from hpcsched.store.run_folders import go_on, named
+from hpcsched.store.run_folders import begin, go_on
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
 from hpcsched.store.status import JobStatus, Status, read_status
 
@@ -100,7 +100,7 @@ def leave(rundir: RunDir, command: Command, taken: list[str]) -> Answer:
 
 def what_begins(rundir: RunDir) -> str:
     """The command that begins the run, or goes on with it."""
-    return go_on(rundir.root) if rundir.begun else f"hpcsched run{named(rundir.root)}"
+    return go_on(rundir.root) if rundir.begun else begin(rundir.root)
 
 
 def definitions(rundir: RunDir) -> dict[str, Job]:

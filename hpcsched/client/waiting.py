@@ -110,7 +110,7 @@ def taken_by(status: Status) -> str:
     """The command that takes what waits."""
     root = Path(status.run.dir)
     begins = status.run.state == PENDING
-    return f"hpcsched run{run_folders.named(root)}" if begins else run_folders.go_on(root)
+    return run_folders.begin(root) if begins else run_folders.go_on(root)
 
 
 def waits(job: JobStatus) -> bool:

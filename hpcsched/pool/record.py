@@ -16,6 +16,7 @@ import msgspec
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.store.files import write_atomically
+from hpcsched.store.run_folders import POOL
 
 MOST_ENDED = 200
 """Allocations that are over and still listed (chosen): of older ones only their GPU-hours are kept."""
@@ -137,7 +138,7 @@ class PoolFiles:
     """The files of a pool in its run's directory."""
 
     def __init__(self, root: Path) -> None:
-        self.record, self.lock = root / "pool.json", root / "pool.lock"
+        self.record, self.lock = root / POOL, root / "pool.lock"
         self.order, self.output = root / "pool.order.json", root / "pool"
         self.log = root / "pool.log"
 

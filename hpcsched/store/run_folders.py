@@ -26,6 +26,13 @@ KEPT_SEARCH, SEARCH_COMMAND = "search.toml", "search.command"
 
 MOST_COMMAND_BYTES = 8192
 
+POOL = "pool.json"
+"""In the run directory of a pool: what it has asked for."""
+
+
+class _Pool(msgspec.Struct):
+    file: str
+
 
 class _Named(msgspec.Struct):
     name: str
@@ -118,11 +125,25 @@ def named(root: Path, here: Path | None = None) -> str:
     return "" if meant else f" --dir {shlex.quote(str(root))}"
 
 
+def begin(root: Path) -> str:
+    """The command that begins a run there."""
+    return _pool(root) or f"hpcsched run{named(root)}"
+
+
 def go_on(root: Path) -> str:
     """The command that goes on with a run, or with a search, as that has left it there."""
+    if pool := _pool(root):
+        return pool
     with contextlib.suppress(OSError, BadInput, UnicodeDecodeError):
         return read_file(root / SEARCH_COMMAND, most_bytes=MOST_COMMAND_BYTES).decode()
     return f"hpcsched run --resume{named(root)}"
+
+
+def _pool(root: Path) -> str:
+    """The command that looks after the run's allocations (`hpcsched.pool`); "": none does."""
+    with contextlib.suppress(OSError, BadInput):
+        return f"hpcsched pool start {shlex.quote(decode_file(root / POOL, _Pool).file)}"
+    return ""
 
 
 def _folders(here: Path) -> dict[int, Path]:

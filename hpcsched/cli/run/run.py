@@ -371,7 +371,7 @@ def conduct(
                 code = report(life) if code in (0, 1, 2) else code
             elif not life.moved or as_json:  # of a run that goes on elsewhere `status` tells
                 tell_result(life, as_json=as_json, gantt=gantt, compare=others, again=again)
-                if code == 2:
+                if code == 2 and life.edits.said:
                     edited = ", ".join(life.machine.run.jobs[job_id].spec.name for job_id in life.edits.said)
                     say(
                         f"hpcsched: {jobs or command}: what differs of {edited} (see above) was not run",

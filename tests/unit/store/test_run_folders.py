@@ -91,4 +91,9 @@ def test_other_names_are_not_runs_of_ours(home: Path, name: str) -> None:
 
 def test_the_command_that_goes_on_can_be_pasted(home: Path) -> None:
     assert run_folders.go_on(home / "hpcsched-run") == "hpcsched run --resume"
+    (home / "pooled").mkdir()
+    (home / "pooled" / "pool.json").write_text('{"file": "/home/me/my pool.toml"}')
+    for told in (run_folders.go_on, run_folders.begin):
+        assert told(home / "pooled") == "hpcsched pool start '/home/me/my pool.toml'"
+    assert run_folders.begin(home / "my run") == f"hpcsched run --dir '{home}/my run'"
     assert run_folders.go_on(home / "my run") == f"hpcsched run --resume --dir '{home}/my run'"
