@@ -153,8 +153,10 @@ def _lines(total: SetEfficiency, noun: str) -> list[str]:
     held = f"{total.gpu_hours:.3f} {noun}-hours held"
     if total.there_gpu_hours and total.gpus:
         share = total.gpu_hours / total.there_gpu_hours
-        held += f" of {total.there_gpu_hours:.3f} ({share:.0%}), {plural(total.gpus, noun)} for "
-        held += clock(total.makespan_s or 0.0)
+        took_s = total.makespan_s or 0.0
+        always = total.gpus * took_s <= total.there_gpu_hours * 3600 * 1.01
+        held += f" of {total.there_gpu_hours:.3f} ({share:.0%}), {'' if always else 'at most '}"
+        held += f"{plural(total.gpus, noun)} {'for' if always else 'at a time, in'} {clock(took_s)}"
     lines = [f"{plural(total.jobs, 'job')}: {held}"]
     if total.busy_gpu_hours is not None and total.idle_gpu_hours is not None:
         sampled = total.sampled_gpu_hours

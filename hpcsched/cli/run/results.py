@@ -56,7 +56,7 @@ def result_of(
     are known already. `blocks` are the hosts of a simulation that come and go, all of them.
     """
     gpus, away = max((life.gpus for life in machine.run.lives), default=0), partial(away_gpu_s, machine)
-    if machine.hosts.joined:
+    if machine.hosts.joined or len({life.gpus for life in machine.run.lives}) > 1:
         gpus = most_gpus(machine)
         away = partial(_not_there_gpu_s, machine, gpus)
     if bounds is None or any(job.state is not JobState.COMPLETED for job in _foreground(machine)):
