@@ -156,6 +156,12 @@ class AllocationEnd:
         self._watch.ask_why()
         return []
 
+    @property
+    def told_end(self) -> float | None:
+        """When the allocation is over, on the run's clock, if the signal that has come means that; None: none
+        has, or it meant something else."""
+        return None if self._told_at is None else self._told_at + self._forced_s() * self._clock.speed
+
     def _forced_s(self) -> float:
         return forced_s(self._watch.kill_wait_s if self._watch else None)
 

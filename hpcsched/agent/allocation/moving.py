@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 from typing import Protocol
 
 from hpcsched.agent.allocation.ending import MOVED_S, AllocationEnd
@@ -60,7 +59,7 @@ class Moving:
     ) -> None:
         self._remote, self._machine, self._clock, self._ending = remote, machine, clock, ending
         self._token, self._tell = token, tell
-        self._leaves_by = inf
+        self._leaves_by: float | None = None
         """When the agent's hosts are to be empty, on the run's clock, as this allocation is being ended."""
         self._were_up = False
         self._last_end: float | None = None
@@ -81,8 +80,10 @@ class Moving:
             # Of hosts that have left no end is told any more.
             self._last_end = self._last_end if known is None else known
             return self._last_end
-        known = inf if self._ending.at is None else self._ending.at
-        return None if (end := min(known, self._leaves_by)) == inf else end
+        # Nothing begins here any more while it is asked what a signal means.
+        # While it is asked what a signal means, nothing begins here.
+        possible = (self._ending.at, self._ending.told_end, self._leaves_by)
+        return min((end for end in possible if end is not None), default=None)
 
     def _ends(self) -> dict[str, float | None]:
         """When each host that has joined ends, on the run's clock."""
@@ -111,7 +112,8 @@ class Moving:
         for event in events:
             if isinstance(event, ev.DrainRequested):
                 margin_s = self._machine.deadline.margin_s()
-                self._leaves_by = min(self._leaves_by, self._clock.now() + margin_s)
+                by = self._clock.now() + margin_s
+                self._leaves_by = by if self._leaves_by is None else min(self._leaves_by, by)
                 self._tell("other allocations of the run go on: its jobs here go there")
             elif not isinstance(event, ev.DeadlineMoved):
                 kept.append(event)

@@ -45,7 +45,7 @@ class Scene:
         profile = a_profile("m", [1.0, 2.0], start_s=1.0, suspend_s=1.0)
         self.driver = Driver(a_job("a", "m"), gpus=1, profiles=(profile,), deadline=deadline)
         self.nodes, self.said = Nodes(), list[str]()
-        self.ending: Any = SimpleNamespace(at=deadline)
+        self.ending: Any = SimpleNamespace(at=deadline, told_end=None)
         self.driver.now = NOW
         clock: Any = SimpleNamespace(now=lambda: self.driver.now, speed=1.0)
         self.moving = Moving(
@@ -125,6 +125,20 @@ def test_a_drain_of_the_batch_system_is_of_its_own_hosts_alone() -> None:
     scene.look()
     own = scene.driver.machine.hosts.end_of("n1")
     assert own is not None and own < NOW + 600
+
+
+def test_its_hosts_take_nothing_new_from_a_signal_on_that_may_mean_the_end() -> None:
+    scene = Scene(deadline=NOW + 600)
+    scene.joins(NOW + 3600)
+    scene.look()
+    scene.ending.told_end = NOW + 25.0
+    scene.look()
+    assert scene.driver.machine.hosts.end_of("n1") == NOW + 25.0
+    scene.driver.tell(ev.TimerFired, key=("hosts", 0, 0))
+    assert "n1" in scene.driver.machine.hosts.closing
+    scene.ending.told_end = None
+    scene.look()
+    assert scene.ends == (near(NOW + 3600), NOW + 600) and "n1" not in scene.driver.machine.hosts.closing
 
 
 @pytest.mark.parametrize("token", ["t", "other"])
