@@ -374,7 +374,7 @@ class Membership:
                 if len(names) != len(self._allocation.hosts):
                     raise LaunchError("the run's agent counts other hosts than there are", transient=False)
                 self._admitted = self._end.lent = True
-                self._names = names
+                self._names = self._head.hosts = names
                 by_host = zip((host.name for host in self._allocation.hosts), names, strict=True)
                 self._start(dict(by_host), spared)
 

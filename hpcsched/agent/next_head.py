@@ -35,6 +35,8 @@ class NextHead:
     ) -> None:
         self._rundir, self._token, self._batch_words, self._tell = rundir, token, tuple(batch_words), tell
         self._process: subprocess.Popen[bytes] | None = None
+        self.hosts = tuple[str, ...]()
+        """Those of this allocation that are in the run, by their names there."""
         self.number = 0
         """Its number (`store.heads`)."""
         self._not_before: float | None = None
@@ -51,9 +53,11 @@ class NextHead:
         return False
 
     def look(self) -> None:
-        """Start an agent if the run has none, and its last one has not ended in good order."""
+        """Start an agent if the run has none, and nobody has wanted that."""
         now, status, record = time.monotonic(), last_status(self._rundir), self._rundir.read_record()
-        if status is None or status.state != "RUNNING" or record is None or not record.joinable:
+        if status is None or record is None or not record.joinable:
+            return
+        if status.state != "RUNNING" and not (status.state == "STOPPED" and record.left):
             return
         if self.leads or agent_works(self._rundir):
             self._not_before = None if self._process else self._not_before
@@ -68,7 +72,17 @@ class NextHead:
             return  # another allocation is faster
         self._tell(f"no agent leads the run in {self._rundir.root} any more: starts one here")
         words = ("run", "--dir", str(self._rundir.root), "--resume", *self._batch_words, *record.words)
-        argv = (sys.executable, "-P", "-m", "hpcsched", *words, "--lead", self._token, str(self.number))
+        argv = (
+            sys.executable,
+            "-P",
+            "-m",
+            "hpcsched",
+            *words,
+            "--lead",
+            self._token,
+            str(self.number),
+            ",".join(self.hosts),
+        )
         try:
             # In a session of its own: what is said to this command is not said to the run.
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)

@@ -25,11 +25,13 @@ FindShared = Callable[[str], Sequence[SharedUse]]
 class Leads:
     """An agent that takes a run over from another one, in an allocation whose hosts a `hpcsched join` lends.
 
-    `token` is that command's, `epoch` the agent's number, which it has claimed.
+    `token` is that command's, `epoch` the agent's number, which it has claimed. `hosts` are those that it has
+    lent so far, by their names in the run.
     """
 
     token: str
     epoch: int
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from hpcsched.accounts import user_name
 from hpcsched.agent.allocation.ending import AllocationEnd, on_run_clock
 from hpcsched.agent.allocation.moving import Moving
 from hpcsched.agent.allocation.release import HostReleases, release_after_s
-from hpcsched.agent.allocation.requeue import RunProgress
+from hpcsched.agent.allocation.requeue import TIME_OVER_CAUSES, RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.alongside import alongside
 from hpcsched.agent.clock import RunClock
@@ -285,8 +285,8 @@ def run(
         )
         moving = None
         if joinable and hosts.remote:
-            token = request.leads.token if request.leads else ""
-            moving = Moving(hosts.remote, machine, clock, ending, token=token, tell=say)
+            token, lent = (request.leads.token, request.leads.hosts) if request.leads else ("", ())
+            moving = Moving(hosts.remote, machine, clock, ending, token=token, lent=lent, tell=say)
         shared_use = SharedUseMeter(
             machine,
             gpu_watch.sample,
@@ -361,6 +361,8 @@ def run(
                 hosts.remote.moves = True
                 rundir.write_record(msgspec.structs.replace(record, left=True))
                 say("this agent leaves the run to another allocation")
+            elif joinable and not request.comes_back and machine.deadline.cause in TIME_OVER_CAUSES:
+                rundir.write_record(msgspec.structs.replace(record, left=True))
             if outcome is not RunOutcome.FINISHED:
                 # From here on the batch system's signals would only keep us from coming back.
                 for number in allocation.ends_by:

@@ -77,7 +77,7 @@ class RunRecord(msgspec.Struct, kw_only=True):
     epoch: int = 0
     """The number of this agent (see `store.heads`)."""
     left: bool = False
-    """Whether this agent has left the run to the next one."""
+    """Whether this agent has left the run to the next one, as its allocation was over."""
     words: tuple[str, ...] = ()
     """The options of `run` with which another agent takes the run over."""
 

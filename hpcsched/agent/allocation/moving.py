@@ -28,6 +28,9 @@ class NodeAgents(Protocol):
     def lent_by(self, token: str) -> Sequence[str]:
         """The hosts of the `hpcsched join` with this token ("": of the agent's own allocation)."""
 
+    def end_of(self, host: str) -> float | None:
+        """When such a host ends, or would have: it may have left the run."""
+
     def is_up(self, host: str) -> bool:
         """Whether a host is in the run."""
 
@@ -44,6 +47,7 @@ class Moving:
 
     Args:
         token: that of the `hpcsched join` whose allocation the agent is in; "": it has hosts of its own.
+        lent: the hosts that this `join` had in the run when the agent began.
         tell: shows a line to people.
     """
 
@@ -55,14 +59,14 @@ class Moving:
         ending: AllocationEnd,
         *,
         token: str,
+        lent: Sequence[str] = (),
         tell: Callable[[str], None],
     ) -> None:
         self._remote, self._machine, self._clock, self._ending = remote, machine, clock, ending
-        self._token, self._tell = token, tell
+        self._token, self._lent, self._tell = token, lent, tell
         self._leaves_by: float | None = None
         """When the agent's hosts are to be empty, on the run's clock, as this allocation is being ended."""
-        self._were_up = False
-        self._last_end: float | None = None
+        self._were_up = bool(lent)
 
     @property
     def for_a_join(self) -> bool:
@@ -71,15 +75,13 @@ class Moving:
 
     @property
     def _own(self) -> Sequence[str]:
-        return self._remote.lent_by(self._token)
+        return self._remote.lent_by(self._token) or self._lent
 
-    def _own_end(self, ends: Mapping[str, float | None]) -> float | None:
+    def _own_end(self) -> float | None:
         """The end of the agent's allocation, on the run's clock."""
         if self._token:
-            known = min((end for host in self._own if (end := ends.get(host)) is not None), default=None)
-            # Of hosts that have left no end is told any more.
-            self._last_end = self._last_end if known is None else known
-            return self._last_end
+            own = (self._remote.end_of(host) for host in self._own)
+            return self._on_run_clock(min((end for end in own if end is not None), default=None))
         # Nothing begins here any more while it is asked what a signal means.
         # While it is asked what a signal means, nothing begins here.
         possible = (self._ending.at, self._ending.told_end, self._leaves_by)
@@ -87,14 +89,18 @@ class Moving:
 
     def _ends(self) -> dict[str, float | None]:
         """When each host that has joined ends, on the run's clock."""
-        now_s, at, speed = time.monotonic(), self._clock.now(), self._clock.speed
-        ends = self._remote.ends()
-        return {host: None if end is None else at + (end - now_s) * speed for host, end in ends.items()}
+        return {host: self._on_run_clock(end) for host, end in self._remote.ends().items()}
+
+    def _on_run_clock(self, end: float | None) -> float | None:
+        """The run's time of a monotonic one."""
+        if end is None:
+            return None
+        return self._clock.now() + (end - time.monotonic()) * self._clock.speed
 
     def _outlasting(self) -> tuple[float | None, list[float | None]]:
         """The end of this allocation, and those of others that last longer."""
         ends, own, hosts = self._ends(), self._own, self._machine.hosts
-        mine = self._own_end(ends)
+        mine = self._own_end()
         if mine is None:
             return None, []
         others = [

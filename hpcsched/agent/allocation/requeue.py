@@ -28,6 +28,8 @@ ALLOCATION_OVER_CAUSES = frozenset(
     }
 )
 """Causes of a drain after which the run goes on elsewhere; after all others somebody wanted it to stop."""
+TIME_OVER_CAUSES = ALLOCATION_OVER_CAUSES - {"stuck"}
+"""Of these those after which an allocation that has joined the run goes on with it."""
 HOSTS_LOST_CAUSES = frozenset(FROM_BATCH + reason for reason in (EndReason.PREEMPTED, EndReason.NODE_FAIL))
 """After these that nothing advanced says nothing of the next allocation."""
 

@@ -111,7 +111,7 @@ _UPDATE = "With --resume: apply changes in JOBS.toml to jobs that the run has; t
 @option("--cpus-per-gpu", metavar="N", type=click.IntRange(min=0), default=8, help=_CPUS_PER_GPU)
 @option("--release-idle-nodes", metavar="MINUTES", type=Number(min=0), help=_RELEASE)
 @option("--joinable", is_flag=True, help=_JOINABLE)
-@click.option("--lead", nargs=2, type=(str, int), hidden=True, help="As `join` takes a run over.")
+@click.option("--lead", nargs=3, type=(str, int, str), hidden=True, help="As `join` takes a run over.")
 @option("--gantt", metavar="F.svg", type=click.Path(path_type=Path), help="Draw a Gantt chart at the end.")
 @option(
     "--compare", metavar="P,...", multiple=True, help="At the end, compare with these policies, simulated."
@@ -209,7 +209,7 @@ def conduct(
     monitor: float,
     metrics_file: Path | None = None,
     joinable: bool = False,
-    lead: tuple[str, int] | None = None,
+    lead: tuple[str, int, str] | None = None,
     database: str | None,
     quiet: bool,
     as_json: bool,
@@ -341,7 +341,7 @@ def conduct(
         poll_s=ctx.obj.values.get("poll"),
         share=group,
         records=Path(ctx.obj.values["records"]) if "records" in ctx.obj.values else None,
-        leads=Leads(*lead) if lead else None,
+        leads=Leads(lead[0], lead[1], tuple(filter(None, lead[2].split(",")))) if lead else None,
         words=words_of(ctx),
     )
     allocation = None if lead else waited.begun(system.kind)

@@ -108,6 +108,10 @@ class HeadSessions:
         up = (node for node in self._nodes.values() if node.up)
         return next((node.name for node in up if node.hello and node.hello.hostname == hostname), "")
 
+    def end_of(self, host: str) -> float | None:
+        """When a host that joined ends, or would have, by the monotonic clock; None: it is not known."""
+        return self._nodes[host].end if host in self._nodes else None
+
     @property
     def silence_s(self) -> float:
         """See `protocol.silence_s`."""

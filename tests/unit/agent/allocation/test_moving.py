@@ -33,6 +33,9 @@ class Nodes:
     def lent_by(self, token: str) -> Sequence[str]:
         return self.lent.get(token, ())
 
+    def end_of(self, host: str) -> float | None:
+        return None if (end := self.end.get(host)) is None else time.monotonic() + end - NOW
+
     def is_up(self, host: str) -> bool:
         return host not in self.down
 
@@ -41,7 +44,7 @@ class Nodes:
 
 
 class Scene:
-    def __init__(self, *, deadline: float | None, token: str = "") -> None:
+    def __init__(self, *, deadline: float | None, token: str = "", lent: Sequence[str] = ()) -> None:
         profile = a_profile("m", [1.0, 2.0], start_s=1.0, suspend_s=1.0)
         self.driver = Driver(a_job("a", "m"), gpus=1, profiles=(profile,), deadline=deadline)
         self.nodes, self.said = Nodes(), list[str]()
@@ -49,7 +52,7 @@ class Scene:
         self.driver.now = NOW
         clock: Any = SimpleNamespace(now=lambda: self.driver.now, speed=1.0)
         self.moving = Moving(
-            self.nodes, self.driver.machine, clock, self.ending, token=token, tell=self.said.append
+            self.nodes, self.driver.machine, clock, self.ending, token=token, lent=lent, tell=self.said.append
         )
 
     def joins(self, end: float | None, host: str = "far") -> None:
@@ -154,7 +157,15 @@ def test_a_head_in_an_allocation_that_joined_goes_by_the_ends_that_it_tells(toke
     scene.joins(NOW + 3600, "wide")
     scene.look()
     assert scene.ends[0] == near(NOW + 3600)
-    scene.nodes.down.discard("far")
     assert not scene.moving.due()
     scene.nodes.down.add("far")
     assert scene.moving.due()
+
+
+def test_a_head_whose_hosts_left_as_it_began_leaves_too() -> None:
+    scene = Scene(deadline=None, token="t", lent=["far"])
+    scene.joins(NOW + 600)
+    scene.joins(NOW + 3600, "wide")
+    scene.nodes.down.add("far")
+    assert scene.moving.due()
+    assert not Scene(deadline=None, token="t", lent=["far"]).moving.due()
