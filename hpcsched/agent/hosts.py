@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,9 +157,11 @@ def node_agents(
     serve_on_s: float = SERVE_ON_S,
     notice_s: float = 0.0,
     joinable: bool = False,
+    movable: bool = True,
     reserve_s: float = 60.0,
     epoch: int = 0,
     before: Sequence[Device] = (),
+    active: Mapping[int, int] | None = None,
     leads: bool = False,
 ) -> Hosts:
     """The devices of all hosts of the allocation, each behind a node agent that is started now, and of those
@@ -186,9 +188,11 @@ def node_agents(
         notice_s=notice_s,
         shielded=allocation.signals_all,
         joinable=joinable,
+        movable=movable,
         reserve_s=reserve_s,
         epoch=epoch,
         before=before,
+        active=active,
     )
     launcher.start(JOIN_WITHIN_S)
     for name, ahead_s in launcher.skew_s.items():

@@ -412,8 +412,7 @@ class Agent:
                 self._snapshot_due = now + MIN_SNAPSHOT_PERIOD_S
                 return
         self._snapshot_at = now
-        if not self._r.leads():
-            raise StoreError("another agent leads the run: this one was thought to be dead")
+        self._r.must_lead()
         self._r.ending.show()
         self._write_snapshot("DRAINING" if self._machine.deadline.draining else "RUNNING")
         cost_s = time.monotonic() - now
@@ -435,6 +434,7 @@ class Agent:
 
     def _give_up(self, error: StoreError) -> StoreError:
         """The journal cannot be written: nothing may be decided any more. Save what can be saved."""
+        self._r.must_lead()
         codes = self._r.effects.abandon(self._grace_s(), self._pump)
         saved = sum(code in (0, SUSPENDED) for _, code in codes)
         what = f"{saved} of {len(codes)} running jobs saved and left" if codes else "no job was running"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 
-from hpcsched.store.heads import claim_number, give_up_number
+from hpcsched.contract.variables import NOTIFY_WEBHOOK
+from hpcsched.store.heads import claim_number, give_up_number, kept_options
 from hpcsched.store.rundir import RunDir, RunDirError, agent_works, last_status
 
 AGAIN_S = 15.0
@@ -17,6 +19,8 @@ AGAIN_S = 15.0
 
 NOT_ALL_AT_ONCE_S = 1.0
 """Time over which the allocations of a run are spread that could take it over (chosen)."""
+
+_WEBHOOK = "--notify-webhook="
 
 KILLED_WITHIN_S = 5.0
 """Time that a process has to end after SIGKILL (chosen)."""
@@ -55,7 +59,8 @@ class NextHead:
     def look(self) -> None:
         """Start an agent if the run has none, and nobody has wanted that."""
         now, status, record = time.monotonic(), last_status(self._rundir), self._rundir.read_record()
-        if status is None or record is None or not record.joinable:
+        options = kept_options(self._rundir)
+        if status is None or record is None or options is None:
             return
         if status.state != "RUNNING" and not (status.state == "STOPPED" and record.left):
             return
@@ -71,7 +76,11 @@ class NextHead:
         except RunDirError:
             return  # another allocation is faster
         self._tell(f"no agent leads the run in {self._rundir.root} any more: starts one here")
-        words = ("run", "--dir", str(self._rundir.root), "--resume", *self._batch_words, *record.words)
+        env = dict(os.environ)
+        if webhook := next((one for one in options if one.startswith(_WEBHOOK)), None):  # others see an argv
+            options = tuple(one for one in options if one != webhook)
+            env[NOTIFY_WEBHOOK] = webhook.removeprefix(_WEBHOOK)
+        words = ("run", "--dir", str(self._rundir.root), "--resume", *self._batch_words, *options)
         argv = (
             sys.executable,
             "-P",
@@ -85,7 +94,7 @@ class NextHead:
         )
         try:
             # In a session of its own: what is said to this command is not said to the run.
-            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
         except OSError as error:
             self._tell(f"it cannot be started: {error}")
             give_up_number(self._rundir, self.number)

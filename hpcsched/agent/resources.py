@@ -73,8 +73,8 @@ class Resources:
     """The resources of an agent; the caller that made them closes them.
 
     `hosts` are there where node agents run the jobs, `source` where jobs lead to others. `ends_by` and
-    `signals_all`: see `Allocation`. `leads` says whether no other agent has taken the run over. `alongside`
-    is called each round, with the time on the run's clock.
+    `signals_all`: see `Allocation`. `must_lead` raises Superseded where another agent has taken the run over.
+    `alongside` is called each round, with the time on the run's clock.
     """
 
     machine: Machine
@@ -95,6 +95,6 @@ class Resources:
     hosts: NodeAgents | None = None
     host_changes: HostChanges | None = None
     moving: Moving | None = None
-    leads: Callable[[], bool] = lambda: True
+    must_lead: Callable[[], None] = lambda: None
     source: FindJobs | None = None
     alongside: Sequence[Callable[[float], None]] = ()

@@ -29,8 +29,12 @@ def refuse_other_run(rundir: RunDir, *, resume: bool) -> None:
         )
 
 
-def take_run_lock(rundir: RunDir, *, resume: bool) -> RunLock:
-    """The run's lock. With `resume` it waits until the earlier agent's last sign of life is old enough."""
+def take_run_lock(rundir: RunDir, *, resume: bool, follows: bool = False) -> RunLock | None:
+    """The run's lock. With `resume` it waits until the earlier agent's last sign of life is old enough.
+
+    An agent that `follows` by its number goes without (None), where one that hangs or has died on another
+    host still has the lock.
+    """
     begun = time.monotonic()
     deadline = begun + (STALE_AFTER_S + 5.0 if resume else 0.0)
     before = _last_sign(rundir)
@@ -40,6 +44,8 @@ def take_run_lock(rundir: RunDir, *, resume: bool) -> RunLock:
         except RunDirError:
             # The earlier agent's host may be gone without a word, as when its allocation was killed.
             elsewhere = (record := rundir.read_record()) and record.host != socket.gethostname()
+            if follows and elsewhere and not agent_works(rundir):
+                return None
             by_a_command = time.monotonic() < begun + COMMANDS_HOLD_S and not agent_works(rundir)
             if not (elsewhere or by_a_command):
                 raise

@@ -64,10 +64,11 @@ from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.dialects import what_was_recognised
+from hpcsched.errors import ConfigError
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
 from hpcsched.store.device_use import UseRecord
-from hpcsched.store.heads import claim_number, leads
+from hpcsched.store.heads import Superseded, claim_number, give_up_number, keep_options, must_lead
 from hpcsched.store.registry import register
 from hpcsched.store.rundir import RunDir, RunRecord, process_started
 from hpcsched.store.snapshot import SnapshotWriter
@@ -100,6 +101,9 @@ def run(
         # Its warnings would end us while the loop does not listen; the end time is followed anyway.
         stack.enter_context(ignoring_signals(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
         joinable = request.joinable or is_joinable(rundir)
+        movable = joinable and request.source is None  # a search is one of `tune`
+        if request.leads and not is_joinable(rundir):
+            raise ConfigError(where="--lead", got=str(rundir.root), accepted="what `hpcsched join` says")
         several = len(allocation.hosts) > 1 or allocation.here is None or joinable
         hosts = None if several else _here(request, allocation)
         if hosts:
@@ -108,7 +112,8 @@ def run(
                 # Bad input leaves nothing behind.
                 submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel, find_shared)
         rundir.make(share=None if rundir.begun else request.share)
-        stack.callback(take_run_lock(rundir, resume=request.resume).release)
+        if lock := take_run_lock(rundir, resume=request.resume, follows=request.leads is not None):
+            stack.callback(lock.release)
         begun = rundir.begun
         # `clean` may have removed folders before we had the lock.
         rundir.make(share=None if begun else request.share)
@@ -117,6 +122,8 @@ def run(
         rundir.sweep()
         before = rundir.read_record() if rundir.begun else None
         epoch = request.leads.epoch if request.leads else claim_number(rundir) if joinable else 0
+        if epoch:
+            stack.callback(give_up_number, rundir, epoch)
         machine, journal, commands = open_run(rundir, make_policy, detach=joinable)
         stack.callback(journal.close)
         if begun and request.share is not None:
@@ -150,9 +157,11 @@ def run(
                 standbys=request.standbys,
                 cpus_per_gpu=request.cpus_per_gpu,
                 joinable=joinable,
+                movable=movable,
                 reserve_s=request.margin_s,
                 epoch=epoch,
                 before=earlier or (),
+                active={job.id: job.attempt for job in machine.run.active.values()},
                 leads=request.leads is not None,
                 **node_agent_times(batch, allocation),
             )
@@ -175,7 +184,6 @@ def run(
             python=platform.python_version(),
             joinable=joinable,
             epoch=epoch,
-            words=request.words,
         )
         new_jobs = submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
         admission = admission_for(machine, hosts, find_profiles, find_parallel, find_shared, request)
@@ -284,7 +292,7 @@ def run(
             publish=lambda deadline: setattr(snapshot, "deadline", deadline),
         )
         moving = None
-        if joinable and hosts.remote:
+        if movable and hosts.remote:
             token, lent = (request.leads.token, request.leads.hosts) if request.leads else ("", ())
             moving = Moving(hosts.remote, machine, clock, ending, token=token, lent=lent, tell=say)
         shared_use = SharedUseMeter(
@@ -318,7 +326,7 @@ def run(
             hosts=hosts.remote,
             host_changes=host_changes,
             moving=moving,
-            leads=partial(leads, rundir, epoch) if joinable else lambda: True,
+            must_lead=partial(must_lead, rundir, epoch) if joinable else lambda: None,
             source=request.source,
             alongside=alongside(
                 site,
@@ -335,6 +343,8 @@ def run(
             ),
         )
         agent = Agent(resources, commands=commands)
+        if movable:
+            keep_options(rundir, request.words)
         rundir.write_record(record)
         if note := register(record.id, rundir.root):
             say(note)
@@ -361,12 +371,16 @@ def run(
                 hosts.remote.moves = True
                 rundir.write_record(msgspec.structs.replace(record, left=True))
                 say("this agent leaves the run to another allocation")
-            elif joinable and not request.comes_back and machine.deadline.cause in TIME_OVER_CAUSES:
+            elif movable and not request.comes_back and machine.deadline.cause in TIME_OVER_CAUSES:
                 rundir.write_record(msgspec.structs.replace(record, left=True))
             if outcome is not RunOutcome.FINISHED:
                 # From here on the batch system's signals would only keep us from coming back.
                 for number in allocation.ends_by:
                     signal.signal(number, signal.SIG_IGN)
+        except Superseded:
+            if hosts.remote:
+                hosts.remote.leave_to_the_next()
+            raise
         finally:
             if not monitor.close():
                 stack.pop_all()  # a driver that hangs would hang us too; the system lets go of most of it

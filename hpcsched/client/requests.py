@@ -15,7 +15,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.errors import HpcschedError, NoSuchRun
 from hpcsched.store.run_folders import begin, go_on
 from hpcsched.store.rundir import RunDir, agent_alive, agent_works
-from hpcsched.store.status import JobStatus, Status, read_status
+from hpcsched.store.status import JobStatus, Status, is_followed, read_status
 
 ANSWER_WITHIN_S = 10.0
 
@@ -159,11 +159,12 @@ def wait_for(
         left = sum(not job.state.final for job in jobs)
         if not left:
             return jobs
-        if what := waiting.what_takes_them(status):
+        followed = is_followed(status.run)
+        if not followed and (what := waiting.what_takes_them(status)):
             raise NoSuchRun(what)
         if status.run.state in ("STOPPED", "FINISHED"):
             raise NoSuchRun(f"the run has stopped with {left} of them left")
-        if status.run.stale:
+        if status.run.stale and not followed:
             raise NoSuchRun(f"the run's agent is gone; go on with `{go_on(rundir.root)}`")
         if time.monotonic() > deadline:
             raise StillThere(f"{left} jobs had not ended after {timeout_s:g} s")

@@ -9,20 +9,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.decoding import decode_file
-from hpcsched.errors import BadInput
+from hpcsched.errors import BadInput, StoreError
+from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, RunDirError, occupied, process_started
 
 BEGINS_WITHIN_S = 120.0
 """Time from an agent's claim to its record in run.json, on another host (chosen): one that has not written it
 by then has died."""
 
-_PREFIX = "agent-"
+_PREFIX, OPTIONS = "agent-", "agent.options"
 
 
 class _Claim(msgspec.Struct):
@@ -39,7 +41,7 @@ def claim_number(rundir: RunDir) -> int:
     record = rundir.read_record()
     last, claims = record.epoch if record else 0, _claims(rundir)
     newest = max(claims, default=0)
-    if newest > last and _begins(claims[newest]):
+    if claims and newest > last and _begins(claims[newest]):
         raise RunDirError(occupied(rundir))
     number = max(last, newest) + 1
     path, pid = rundir.root / f"{_PREFIX}{number}", os.getpid()
@@ -65,10 +67,28 @@ def give_up_number(rundir: RunDir, number: int) -> None:
             (rundir.root / f"{_PREFIX}{number}").unlink()
 
 
-def leads(rundir: RunDir, number: int) -> bool:
-    """Whether the agent with this number leads the run: no later one has written its record."""
+class Superseded(StoreError):
+    """Another agent leads the run."""
+
+
+def must_lead(rundir: RunDir, number: int) -> None:
+    """Raise Superseded where a later agent than that with this number has written its record."""
     record = rundir.read_record()
-    return record is None or record.epoch <= number
+    if record is not None and record.epoch > number:
+        raise Superseded("another agent leads the run: this one was thought to be dead")
+
+
+def keep_options(rundir: RunDir, options: Sequence[str]) -> None:
+    """Keep the options of `run` with which another agent takes the run over, for this user alone: secrets may
+    be among them. Raises StoreError."""
+    write_atomically(rundir.root / OPTIONS, msgspec.json.encode(options), mode=0o600)
+
+
+def kept_options(rundir: RunDir) -> tuple[str, ...] | None:
+    """These options; None where no other agent can take the run over."""
+    with contextlib.suppress(OSError, BadInput):
+        return decode_file(rundir.root / OPTIONS, tuple[str, ...], most_bytes=SMALL_BYTES)
+    return None
 
 
 def _claims(rundir: RunDir) -> dict[int, Path]:

@@ -54,7 +54,7 @@ _RECORD = re.compile(r"run\.json|status\.json|journal\.jsonl|job-use\.jsonl|devi
 """What a run is known by."""
 
 _OF_RUN = re.compile(
-    r"agent\.lock|agent\.log|nodes\.log|report\.html|join-[\w.-]+|cleaned\.json"
+    r"agent\.lock|agent\.log|agent\.options|agent-\d+|nodes\.log|report\.html|join(?:ed)?-[\w.-]+|cleaned\.json"
     r"|(?:run\.json|status\.json|journal\.jsonl)\.\d+\.bak"
     r"|\.status\.json\.spare\.[12]|\.[\w.-]+\.\d+\.tmp|\.probe\.\d+"
 )

@@ -78,8 +78,6 @@ class RunRecord(msgspec.Struct, kw_only=True):
     """The number of this agent (see `store.heads`)."""
     left: bool = False
     """Whether this agent has left the run to the next one, as its allocation was over."""
-    words: tuple[str, ...] = ()
-    """The options of `run` with which another agent takes the run over."""
 
 
 class _Version(msgspec.Struct):

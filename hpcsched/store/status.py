@@ -18,6 +18,9 @@ from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
 from hpcsched.printing import said_bytes
 from hpcsched.store.rundir import MAX_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, STALE_AFTER_S, RunDir, agent_alive
 
+FOLLOWED_WITHIN_S = 90.0
+"""Age of the last sign of an agent after which none follows it by itself any more (chosen)."""
+
 if TYPE_CHECKING:
     from hpcsched.store.registry import RegisteredRun
 
@@ -342,6 +345,14 @@ def iso(wall: float | None) -> str | None:
 def age_s(run: RunStatus) -> float:
     """Seconds since the snapshot was written."""
     return max(0.0, time.time() - datetime.fromisoformat(run.written_at).timestamp())
+
+
+def is_followed(run: RunStatus) -> bool:
+    """Whether another agent, in an allocation that has joined the run, may be about to take it over."""
+    if not run.stale or run.state != "RUNNING" or age_s(run) > FOLLOWED_WITHIN_S:
+        return False
+    record = RunDir(Path(run.dir)).read_record()
+    return record is not None and record.joinable
 
 
 def is_old(run: RunStatus) -> bool:

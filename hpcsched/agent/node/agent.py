@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import msgspec
+
 from hpcsched.agent.cpu_cores import gpu_cores, host_cores
 from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
@@ -257,6 +259,8 @@ class NodeAgent:
             error = f"{self._name}'s node agent leaves: {self.left}"
             self._head.send(protocol.LaunchFailed(order.part, error, transient=True, host_fault=True))
             return
+        if order.part in self._parts:
+            return  # it runs, under another head than had it started
         plan, place = plan_from_message(order, self._inventory, self._name)
         if not self._launcher.ready_for(plan):
             self._deferred.put_off(order.part, order)
@@ -300,7 +304,7 @@ class NodeAgent:
         for watcher, message in self._held_back.free(0.0 if nobody else FREE_WITHIN_S):
             self._head.send(message)
             if isinstance(message, protocol.Exited):
-                self._head.over[message.part] = watcher.running()
+                self._head.over[message.part] = msgspec.structs.replace(watcher.running(), over=True)
                 self._release(watcher)
 
     def _look_after_keepers(self) -> None:

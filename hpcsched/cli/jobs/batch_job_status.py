@@ -8,13 +8,10 @@ import threading
 from pathlib import Path
 
 from hpcsched.store import run_folders
-from hpcsched.store.status import RunStatus, age_s, is_silent
+from hpcsched.store.status import RunStatus, is_followed, is_silent
 
 ANSWER_WITHIN_S = 5.0
 """Longest wait of `status` for the batch system."""
-
-FOLLOWED_WITHIN_S = 90.0
-"""Age of the last sign of an agent after which none follows it by itself any more (chosen)."""
 
 NEVER_STARTS = ("DependencyNeverSatisfied", "PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints")
 """Slurm's reasons that do not pass."""
@@ -65,10 +62,9 @@ def sentence(run: RunStatus, age: str) -> str | None:
         return None
     go_on = f"go on with `{run_folders.go_on(Path(run.dir))}`"
     agent = f"the agent on {run.agent.host} (pid {run.agent.pid})"
-    followed = run.stale and run.state == "RUNNING" and any(one.left_s is None for one in run.joined)
-    if followed and age_s(run) < FOLLOWED_WITHIN_S:
+    if is_followed(run):
         # What the batch system says of that agent's job is not what comes next.
-        by = "an agent in an allocation that has joined takes the run over; if none does within a minute"
+        by = "an allocation that has joined takes the run over; if none does within a minute"
         return f"{agent} is gone; last seen {age} ago; {by}, {go_on}"
     if job is None:
         if run.stale:

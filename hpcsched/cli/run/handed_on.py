@@ -64,4 +64,5 @@ def _words(option: click.Option, value: Any) -> list[str]:
 
 def _absolute(name: str, value: str) -> str:
     """A file as it is found from anywhere; a profile may be one by its name alone."""
-    return str(Path(value).absolute()) if name in _PATHS and Path(value).exists() else value
+    by_name = name == "profiles" and not Path(value).exists()
+    return str(Path(value).absolute()) if name in _PATHS and not by_name else value

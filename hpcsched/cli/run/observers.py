@@ -78,7 +78,7 @@ class Observers:
 
     def over(self, life: Any) -> None:
         """The agent has left: tell those who want to know, within a bounded time."""
-        if self._announcer:
+        if self._announcer and not life.moved:  # it goes on
             jobs = len(life.machine.run.jobs)
             over = "the last job has ended" if jobs == 1 else f"all {jobs} jobs have ended"
             left = life.exit_code in (WORK_LEFT, 130)

@@ -60,10 +60,11 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         cpus_per_gpu: how many cores are kept for the jobs of each GPU.
         serve_on_s, notice_s: how long node agents serve on after a SIGTERM, see `Join`.
         shielded: signals that the batch system sends to every process of the job.
-        joinable: whether hosts of other allocations may join.
+        joinable, movable: whether hosts of other allocations may join, and one of these lead the run next.
         reserve_s: what is kept before the end of an allocation besides the time to save.
         epoch: the number of this head among those of the run.
         before: the devices that the head before had, on hosts that may work on without it.
+        active: the attempts that were under way, by job.
     """
 
     def __init__(
@@ -85,11 +86,14 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         notice_s: float = 0.0,
         shielded: frozenset[signal.Signals] = frozenset(),
         joinable: bool = False,
+        movable: bool = True,
         reserve_s: float = 60.0,
         epoch: int = 0,
         before: Sequence[Device] = (),
+        active: Mapping[int, int] | None = None,
     ) -> None:
-        super().__init__((host.name for host in hosts), grace_s=grace_s, say=say, joinable=joinable)
+        names = (host.name for host in hosts)
+        super().__init__(names, grace_s=grace_s, say=say, joinable=joinable, movable=movable)
         self._hosts, self._commands_for = tuple(hosts), commands
         self._run_id, self._devices, self._address = run_id, devices, address
         self._make_sample, self._standbys, self._cpus_per_gpu = make_sample, standbys, cpus_per_gpu
@@ -97,6 +101,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         self._reserve_s, self._epoch = reserve_s, epoch
         self._join, self._log = join_file(run_dir, self.life), log or run_dir / "nodes.log"
         self._inventory: tuple[Device, ...] = ()
+        self._active = active or {}
         self._before = hosts_before(before, self._nodes)
         self.survivors: list[Survivor] = []
         """The attempts that run on as they did under the head before."""
@@ -183,7 +188,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
                     node, "it has not come to this head" if node.hello is None else "it has other devices"
                 )
                 node.broke_at = node.lost_at
-        self.survivors = survivors(self._nodes, send=self._send, pump=self.pump)
+        self.survivors = survivors(self._nodes, active=self._active, send=self._send, pump=self.pump)
         parts = [part.order.part for one in self.survivors for group in one.groups for part in group.parts]
         self._next_part = max(parts, default=0) + 1
         for one in self.survivors:

@@ -71,8 +71,8 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     """A part that runs on a host as another head takes over.
 
     `order` is what started it, on the rendezvous at `port`; `living` of its ranks are left. `attempt` is the
-    one whose answers are awaited. `failing`: one has failed. `ready`, `record` and `held`: the files, where
-    rank 0 is here.
+    one whose answers are awaited. `failing`: one has failed. `over`: all have ended, which a head may know.
+    `ready`, `record` and `held`: the files, where rank 0 is here.
     """
 
     order: Launch
@@ -81,6 +81,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     failing: bool = False
     catches: bool = False
+    over: bool = False
     ready: bytes | None = None
     record: bytes | None = None
     held: bytes | None = None

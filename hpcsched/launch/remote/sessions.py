@@ -49,14 +49,21 @@ class HeadSessions:
         names: the hosts that node agents are expected from.
         grace_s: how long workers may take to save when the head has gone.
         say: takes one line that people should see.
-        joinable: whether hosts of other allocations may join: those of the head before may go on then.
+        joinable, movable: whether hosts of other allocations may join, and one of these lead the run next:
+            those of the head before may go on then.
     """
 
     def __init__(
-        self, names: Iterable[str], *, grace_s: float, say: Callable[[str], None], joinable: bool = False
+        self,
+        names: Iterable[str],
+        *,
+        grace_s: float,
+        say: Callable[[str], None],
+        joinable: bool = False,
+        movable: bool = True,
     ) -> None:
         self._nodes: dict[str, RemoteHost] = {name: RemoteHost(name) for name in names}
-        self._holds_s = protocol.HOLD_S if joinable else 0.0
+        self._holds_s = protocol.HOLD_S if joinable and movable else 0.0
         self._grace_s, self._say = grace_s, say
         self.joinable, self.guests = joinable, Guests(self._nodes, welcome=joinable)
         self._by_peer: dict[bytes, RemoteHost] = {}
@@ -107,6 +114,13 @@ class HeadSessions:
         """The name in the run of a host that calls itself so; "" where it is none of the run's."""
         up = (node for node in self._nodes.values() if node.up)
         return next((node.name for node in up if node.hello and node.hello.hostname == hostname), "")
+
+    def leave_to_the_next(self) -> None:
+        """Stay, without a word, until the node agents have ended that were started here: another head leads
+        them."""
+        while not all(command.look() for command in self._commands):
+            time.sleep(1.0)
+        self._nodes.clear()
 
     def end_of(self, host: str) -> float | None:
         """When a host that joined ends, or would have, by the monotonic clock; None: it is not known."""

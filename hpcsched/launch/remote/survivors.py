@@ -45,13 +45,21 @@ def hosts_before(devices: Iterable[Device], own: Iterable[str]) -> dict[str, tup
     return {host: tuple(on_it) for host, on_it in by_host if host not in taken}
 
 
-def survivors(nodes: Mapping[str, RemoteHost], *, send: Send, pump: Callable[[], None]) -> list[Survivor]:
+def survivors(
+    nodes: Mapping[str, RemoteHost],
+    *,
+    active: Mapping[int, int],
+    send: Send,
+    pump: Callable[[], None],
+) -> list[Survivor]:
     """The attempts that run on hosts of the head before; their parts are among those of `nodes` from now
-    on."""
+    on. `active`: the attempts that are under way by the journal, by job; of others the end is on record."""
     found = dict[int, dict[int, list[tuple[str, protocol.Running]]]]()
     for node in nodes.values():
         if node.earlier and node.up and node.hello:
             for running in node.hello.parts:
+                if running.over and running.attempt != active.get(running.order.job_id):
+                    continue
                 groups = found.setdefault(running.order.job_id, {})
                 groups.setdefault(running.order.attempt, []).append((node.name, running))
     return [_survivor(job_id, groups, nodes, send, pump) for job_id, groups in found.items()]
@@ -76,7 +84,7 @@ def _survivor(
     whole &= first.order.first_rank == 0 and first.order.joins is None
     if len(told) == 1 and first.attempt == first.order.attempt:  # else it was resized: its head counts
         ranks = sum(running.order.ranks for _, running in told[0])
-        whole &= ranks == first.order.world_size == living
+        whole &= ranks == first.order.world_size
     return Survivor(job_id, first.attempt, first.order, tuple(groups), whole, living)
 
 

@@ -193,8 +193,10 @@ class RemoteWorkers:
 
     def go_on(self, running: Sequence[protocol.Running]) -> None:
         """Take the parts, in their order, as they run already: another head has had them started."""
+        for part in self.parts:
+            part.asked = True  # first of all: that rank 0 has been launched has the others launched
         for part, now in zip(self.parts, running, strict=True):
-            part.asked, part.catches = True, now.catches
+            part.catches = now.catches
             self.launched(part, now.port)
             part.living = now.living
             if now.failing:

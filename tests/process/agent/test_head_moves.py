@@ -142,7 +142,7 @@ def test_an_agent_that_another_one_has_followed_writes_nothing_more(bench: Bench
     record = bench.rundir.read_record()
     assert record and record.epoch == 1
     bench.rundir.write_record(msgspec.structs.replace(record, epoch=2))
-    bench("hold", "a", "--timeout", "1s")
+    bench.start("a", command="hold")
     assert agent.wait() != 0 and "another agent leads" in agent.said
     machine, _ = bench.replayed()
     assert not machine.run.jobs[1].held

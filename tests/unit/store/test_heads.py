@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from hpcsched.store import heads
-from hpcsched.store.heads import claim_number, give_up_number, leads
+from hpcsched.store.heads import (
+    Superseded,
+    claim_number,
+    give_up_number,
+    keep_options,
+    kept_options,
+    must_lead,
+)
 from hpcsched.store.rundir import RunDir, RunDirError, RunRecord
 
 
@@ -40,7 +47,10 @@ def test_numbers_go_up_and_old_claims_go(rundir: RunDir) -> None:
     assert claim_number(rundir) == 2
     assert [path.name for path in rundir.root.glob("agent-*")] == ["agent-2"]
     rundir.write_record(record(2))
-    assert leads(rundir, 2) and leads(rundir, 3) and not leads(rundir, 1)
+    must_lead(rundir, 2)
+    must_lead(rundir, 3)
+    with pytest.raises(Superseded):
+        must_lead(rundir, 1)
 
 
 def test_who_begins_keeps_others_out_until_it_has_died(
@@ -93,3 +103,15 @@ def test_a_claim_that_cannot_be_read_is_one_of_another_host(rundir: RunDir) -> N
     (rundir.root / "agent-4").write_text("torn")
     with pytest.raises(RunDirError):
         claim_number(rundir)
+
+
+def test_options_are_kept_for_this_user_alone(rundir: RunDir) -> None:
+    assert kept_options(rundir) is None
+    keep_options(rundir, ("--margin=90", "--notify-webhook=https://secret"))
+    assert kept_options(rundir) == ("--margin=90", "--notify-webhook=https://secret")
+    assert (rundir.root / heads.OPTIONS).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_record_of_a_run_that_is_not_joinable_is_followed_by_number_one(rundir: RunDir) -> None:
+    rundir.write_record(record(-5))
+    assert claim_number(rundir) == 1

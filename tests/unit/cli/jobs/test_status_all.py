@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 from rundirs import a_home, a_run
@@ -142,27 +143,20 @@ def test_a_living_agent_that_is_silent_may_be_suspended(home: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("age_s", "left_s", "says"),
+    ("age_s", "joinable", "says"),
     [
-        (
-            60,
-            None,
-            "in an allocation that has joined takes the run over; if none does within a minute, go on",
-        ),
-        (100, None, "waits in the queue"),
-        (60, 3.0, "waits in the queue"),
+        (60, True, "joined takes the run over; if none does within a minute, go on with"),
+        (100, True, "waits in the queue"),
+        (60, False, "waits in the queue"),
     ],
 )
 def test_of_hosts_that_joined_another_agent_takes_over_for_a_while(
-    home: Path, asked: list[tuple[str, str]], age_s: float, left_s: float | None, says: str
+    home: Path, asked: list[tuple[str, str]], age_s: float, joinable: bool, says: str
 ) -> None:
-    folder = home / "hpcsched-run"
-    a_run(folder, age_s=age_s)
-    file = folder / "status.json"
-    written, page = file.stat().st_mtime, json.loads(file.read_text())
-    page["run"]["joined"] = [{"host": "far", "gpus": [1], "since_s": 1.0, "left_s": left_s}]
-    file.write_text(json.dumps(page))
-    os.utime(file, (written, written))
+    rundir = RunDir(a_run(home / "hpcsched-run", age_s=age_s))
+    record = rundir.read_record()
+    assert record
+    rundir.write_record(msgspec.structs.replace(record, joinable=joinable))
     assert says in status().stderr
 
 
