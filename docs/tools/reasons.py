@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[Why, str]] = {
     },
     "Why a job has this many GPUs, and these": {
         Why.ON_TYPE: "[GPUs of several types](several-hosts.md#gpus-of-several-types)",
+        Why.UNEVEN: "[Several hosts](several-hosts.md#unequally-many-gpus)",
         Why.OPTIMAL: "Its fastest count by its [profile](profiles.md).",
         Why.LEFT_OVER: "It may be promoted when GPUs come free.",
         Why.NO_PROFILE: "[`profile run`](profiles.md) measures the model beforehand.",

@@ -212,6 +212,11 @@ class JobSpec:
         """Whether its GPUs may be of several types: of stream workers each has as many as it is fast."""
         return self.strategy["kind"] == "vsw" and not {"workers", "accumulation"} & self.strategy.keys()
 
+    @property
+    def uneven(self) -> bool:
+        """Whether its hosts may give it unequally many GPUs."""
+        return self.nodes > 1 and self.mixes_types
+
 
 class ComputeMode(StrEnum):
     """What a GPU lets processes do, in NVML's words; one that nothing is known of counts as DEFAULT."""

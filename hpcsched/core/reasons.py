@@ -36,6 +36,7 @@ class Why(StrEnum):
     NO_AGENT = "NoAgent"
     # why it has this many GPUs, and these
     ON_TYPE = "OnType"
+    UNEVEN = "Uneven"
     OPTIMAL = "Optimal"
     LEFT_OVER = "LeftOver"
     NO_PROFILE = "NoProfile"
@@ -177,6 +178,7 @@ _WORDS = {
     Why.WANTS_CORES: "would take more than its {had:.4g} cores, of which it uses {efficiency:.0%}: none are "
     "free",
     Why.RESEATED: "has {seats} since step {step}{stopped}",
+    Why.UNEVEN: "its hosts have unequally many GPUs free: it gets {gpus}",
     Why.ON_TYPE: "it gets {type}: of the types of GPU with enough free the fastest, by what is known",
     Why.OPTIMAL: "{gpus} GPUs is the fastest count of {model} ({rate:.4g} steps/s; {source} profile)",
     Why.LEFT_OVER: "{gpus} of the {wanted} GPUs that {model} is fastest on: no more were free",

@@ -92,7 +92,7 @@ Decision = Start | Resize | Preempt | Remark | LookAgain | Replan
 class View:
     """The state as a policy sees it; reading it changes nothing, and it lives for one decision.
 
-    All GPU counts of jobs, profiles and costs are counts on each host of a job.
+    All GPU counts of jobs, profiles and costs are counts on each host of a job, in the mean if it is uneven.
 
     `free` are the free GPUs by host, for the policy to take from as it hands them out; `capacity` are all
     healthy ones. `running` are the jobs that hold GPUs, oldest first, and `secondaries` those of that role.
@@ -159,19 +159,21 @@ class View:
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Fewest and most GPUs the job may have on each of its hosts, were all of them free."""
-        return job.limits(self.most_for(job) if self.most_for else self.capacity.most(job.spec.nodes))
+        if self.most_for:
+            return job.limits(self.most_for(job))
+        return job.limits(self.capacity.most(job.spec.nodes, uneven=job.spec.uneven))
 
     def pick(
         self, job: Job, wanted: int, own: Mapping[str, int] | None = None, free: GpusByHost | None = None
     ) -> tuple[int, tuple[str, ...]]:
         """`GpusByHost.pick` (of `free`, by default all free ones), of the counts that the job may have."""
-        free, nodes = self.free if free is None else free, job.spec.nodes
+        free, nodes, uneven = self.free if free is None else free, job.spec.nodes, job.spec.uneven
         room = self.room(job, free)
-        gpus, hosts = free.pick(wanted, nodes, own, room)
+        gpus, hosts = free.pick(wanted, nodes, own, room, uneven=uneven)
         fitting = job.fitting(gpus)
         if fitting == gpus:
             return gpus, hosts
-        return free.pick(fitting, nodes, own, room) if fitting else (0, ())
+        return free.pick(fitting, nodes, own, room, uneven=uneven) if fitting else (0, ())
 
 
 class Policy(Protocol):
@@ -186,6 +188,8 @@ class Policy(Protocol):
     """A packed job moves to a GPU of its own when one stays free."""
     reshapes: bool
     """Jobs grow and shrink by what they propose."""
+    spreads: bool
+    """It knows of uneven jobs: their hosts may give them unequally many GPUs."""
     rules: Mapping[str, object]
     """By mechanism the rule that says which jobs use it; where there is none, no job does."""
 

@@ -14,7 +14,7 @@ def fill_placeholders(
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """The command and variables of one host's plan, with placeholders replaced.
 
-    `plan.devices` are the host's own; all hosts of an attempt have equally many. `{world_size}` counts
+    `plan.devices` are the host's own. `{world_size}` counts
     processes where the job says how many, else GPUs, as a launcher starts a rank on each. Variables of the
     contract stay as they are, but for the job's arguments.
     """
@@ -23,7 +23,7 @@ def fill_placeholders(
     values = {
         "gpus": gpus,
         "nodes": placement.nodes,
-        "world_size": each * placement.nodes,
+        "world_size": (plan.per_rank and placement.world_size) or each * placement.nodes,
         "node_rank": placement.node_rank,
         "master_addr": address,
         "master_port": port,

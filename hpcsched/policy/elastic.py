@@ -14,7 +14,7 @@ from hpcsched.core.mechanisms.elastic.proposals import Proposals
 from hpcsched.core.model import Role
 from hpcsched.core.profile import Profile
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.gpus import GpusByHost
+from hpcsched.core.resources.gpus import GpusByHost, shares
 from hpcsched.core.view import Resize, View
 
 
@@ -53,13 +53,18 @@ class FollowProposals:
 def _with_what_was_grown(view: View, proposals: Proposals) -> GpusByHost:
     """The GPUs that a waiting job could have: those that are free, and those that jobs have grown by, or are
     about to give back."""
-    free = GpusByHost(view.free.by_host())
+    free = GpusByHost(view.free.by_host(), spreads=view.free.spreads)
     for job in view.running:
         least, _ = proposals.grown.get(job.id, (job.width, None))
         if job.becoming is not None:
             least = len(job.becoming.gpus) // job.spec.nodes
         if job.settled or job.becoming is not None:
-            free.give(view.hosts_of(job), max(0, job.width - least))
+            own = view.hosts_of(job)
+            if job.spec.uneven and free.spreads:
+                for host, kept in shares(least, own).items():
+                    free.give((host,), own[host] - kept)
+            else:
+                free.give(own, max(0, job.width - least))
     return free
 
 
@@ -80,7 +85,8 @@ def _scaled(view: View, job: Job, wanted: int, profile: Profile, facts: Mapping[
 def _resize(view: View, job: Job, gpus: int, role: str, profile: Profile, reason: Reason) -> Resize | None:
     """The change, unless it costs more than it can still gain."""
     own = view.hosts_of(job)
-    _, hosts = view.free.pick(gpus, job.spec.nodes, own, view.room(job, view.free))
+    room, uneven = view.room(job, view.free), job.spec.uneven
+    _, hosts = view.free.pick(gpus, job.spec.nodes, own, room, uneven=uneven)
     cost_s, time_s = view.switch_s(job, gpus, hosts), view.time_on(hosts)
     if not _pays(view, job, gpus, profile, cost_s, time_s):
         return None

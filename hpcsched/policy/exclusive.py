@@ -21,6 +21,7 @@ class Exclusive:
     acts_when_full = False
     moves_packed = False
     reshapes = False
+    spreads = True
     rules = NO_RULES
 
     def watches(self, job: Job) -> bool:
@@ -29,14 +30,16 @@ class Exclusive:
     def decide(self, view: View) -> list[Decision]:
         most = view.capacity.by_host()
         decisions: list[Decision] = []
-        empty = GpusByHost({host: free for host, free in view.free.by_host().items() if free == most[host]})
+        idle = {host: free for host, free in view.free.by_host().items() if free == most[host]}
+        empty = GpusByHost(idle, spreads=view.free.spreads)
         if not empty.left:
             return []
         for job in view.waiting(view.capacity.fits):
-            if not empty.fits(job.least, job.spec.nodes, view.room(job, empty)):
+            if not empty.fits(job.least, job.spec.nodes, job.spec.uneven, view.room(job, empty)):
                 break
             gpus, hosts = view.pick(job, view.limits(job)[1], free=empty)
             reason = Reason(Why.EXCLUSIVE, {"gpus": gpus})
             decisions.append(Start(job=job, gpus=gpus, hosts=hosts, role=Role.PRIMARY, reason=reason))
-            empty = GpusByHost({host: free for host, free in empty.by_host().items() if host not in hosts})
+            idle = {host: free for host, free in empty.by_host().items() if host not in hosts}
+            empty = GpusByHost(idle, spreads=empty.spreads)
         return decisions

@@ -26,6 +26,7 @@ class Marble:
     acts_when_full = False
     moves_packed = True
     reshapes = True
+    spreads = True
     rules = NO_RULES
     OPTIONS = {"promote": ("pays", "always", "never")}  # noqa: RUF012 - read, never written
 

@@ -62,7 +62,7 @@ class BoundJob:
     as there are". `in_place` says that its GPU count may change without a restart. `share` is the least
     share of a GPU that it has while it runs there: with others it may be there in 1 / `share` times.
     `on_types` are its profiles on GPUs of types on which `profile` is not what it goes by, by their names;
-    `mixes`: its GPUs may be of several types at a time.
+    `mixes`: its GPUs may be of several types at a time, and unequally many on its hosts.
     """
 
     profile: Profile | None
@@ -76,6 +76,11 @@ class BoundJob:
     share: float = 1.0
     on_types: Mapping[str, Profile] = field(default_factory=dict)
     mixes: bool = False
+
+    @property
+    def uneven(self) -> bool:
+        """See `JobSpec.uneven`."""
+        return self.mixes and self.nodes > 1
 
 
 @dataclass(frozen=True)
@@ -190,8 +195,8 @@ def _known(jobs: Sequence[BoundJob], blocks: Sequence[Block]) -> tuple[list[_Tim
 def _times(jobs: Sequence[BoundJob], there: Capacity) -> list[_Times] | None:
     known: dict[tuple[int, ...], list[tuple[int, float, float]]] = {}
     largest = {
-        (nodes, gpu_type): there.most(nodes, gpu_type)
-        for nodes in {1, *(job.nodes for job in jobs)}
+        (nodes, uneven, gpu_type): there.most(nodes, gpu_type, uneven=uneven)
+        for nodes, uneven in {(1, False), *((job.nodes, job.uneven) for job in jobs)}
         for gpu_type in (None, *there.types)
     }
     one_type = len(there.types) == 1
@@ -205,13 +210,13 @@ def _times(jobs: Sequence[BoundJob], there: Capacity) -> list[_Times] | None:
         kinds: Sequence[GpuType] = (None,) if job.mixes or one_type else there.types
         by_type: dict[GpuType, Mapping[int, float]] = {}
         for kind in kinds:
-            gpus = largest[job.nodes, kind]
+            gpus = largest[job.nodes, job.uneven, kind]
             most = gpus if job.gpus_max is None else min(job.gpus_max, gpus)
             if job.gpus_min <= most:
                 these = profiles.values() if kind is None else (profiles[kind],)
                 by_type[kind] = reduce(_least, [_seconds(job, one, most, known) for one in these])
         if not by_type:
-            most = max(largest[job.nodes, kind] for kind in kinds)
+            most = max(largest[job.nodes, job.uneven, kind] for kind in kinds)
             raise ValueError(f"a job needs {job.gpus_min} GPUs, there are {most} for it")
         times.append(_Times(by_type, reduce(_least, by_type.values())))
     return times
@@ -244,13 +249,14 @@ def _earliest(
     """For each job its start and end at the earliest: after its submit and its chain of dependencies."""
     starts = [job.submit_s for job in jobs]
     ends = [
-        there.job_end_s(start_s, one.by_type, job.nodes)
+        there.job_end_s(start_s, one.by_type, job.nodes, uneven=job.uneven)
         for start_s, one, job in zip(starts, times, jobs, strict=True)
     ]
     if any(job.after for job in jobs):
         for i in TopologicalSorter({i: job.after for i, job in enumerate(jobs)}).static_order():
             starts[i] = max([starts[i], *(ends[before] for before in jobs[i].after)])
-            ends[i] = there.job_end_s(starts[i], times[i].by_type, jobs[i].nodes)
+            job = jobs[i]
+            ends[i] = there.job_end_s(starts[i], times[i].by_type, job.nodes, uneven=job.uneven)
     return starts, ends
 
 

@@ -26,10 +26,13 @@ class Stretch:
     def __post_init__(self) -> None:
         object.__setattr__(self, "gpus", sum(self.on_hosts[None]))
 
-    def most(self, nodes: int, gpu_type: GpuType = None) -> int:
-        """The largest count that `nodes` hosts have at once; 0 if there are not so many hosts."""
-        on_hosts = self.on_hosts.get(gpu_type, ())
-        return on_hosts[nodes - 1] if nodes <= len(on_hosts) else 0
+    def most(self, nodes: int, gpu_type: GpuType = None, *, uneven: bool = False) -> int:
+        """The largest count that `nodes` hosts have at once; 0 if there are not so many hosts. `uneven`: each
+        has one, and all together so many in the mean."""
+        on_hosts = self.on_hosts.get(gpu_type, ())[:nodes]
+        if nodes > len(on_hosts):
+            return 0
+        return sum(on_hosts) // nodes if uneven and on_hosts[-1] else on_hosts[-1]
 
 
 class Capacity:
@@ -82,9 +85,9 @@ class Capacity:
         """The most hosts with such GPUs at a time."""
         return max(len(stretch.on_hosts[gpu_type]) for stretch in self.stretches)
 
-    def most(self, nodes: int, gpu_type: GpuType = None) -> int:
+    def most(self, nodes: int, gpu_type: GpuType = None, *, uneven: bool = False) -> int:
         """The largest count that `nodes` hosts have at some time at once."""
-        return max(stretch.most(nodes, gpu_type) for stretch in self.stretches)
+        return max(stretch.most(nodes, gpu_type, uneven=uneven) for stretch in self.stretches)
 
     def clock(self, at: float) -> float:
         """The clock at a time."""
@@ -129,7 +132,14 @@ class Capacity:
             gpu_s -= room
         return math.inf
 
-    def job_end_s(self, start_s: float, seconds: Mapping[GpuType, Mapping[int, float]], nodes: int) -> float:
+    def job_end_s(
+        self,
+        start_s: float,
+        seconds: Mapping[GpuType, Mapping[int, float]],
+        nodes: int,
+        *,
+        uneven: bool = False,
+    ) -> float:
         """When a job alone that begins at `start_s` is done at the soonest: it takes these seconds by type of
         its GPUs and their count over all of its `nodes` hosts, with the fastest that fits at each time."""
         left, at = 1.0, start_s
@@ -139,7 +149,7 @@ class Capacity:
             at = max(at, stretch.start_s)
             best_s = math.inf
             for gpu_type, by_count in seconds.items():
-                most = stretch.most(nodes, gpu_type) * nodes
+                most = stretch.most(nodes, gpu_type, uneven=uneven) * nodes
                 best_s = min([best_s, *(s for count, s in by_count.items() if count <= most)])
             if at + left * best_s <= stretch.end_s:
                 return at + left * best_s

@@ -100,7 +100,8 @@ def check(machine: Machine) -> None:
                 machine.ledger.devices[gpu].host for gpu in gpus if gpu in machine.ledger.devices
             )
             whole = set(gpus) <= machine.ledger.devices.keys()
-            even = len(counts) == job.spec.nodes and len(set(counts.values())) == 1
+            even = len(counts) == job.spec.nodes and len(gpus) % job.spec.nodes == 0
+            even &= len(set(counts.values())) == 1 or (job.spec.uneven and machine.ledger.spreads)
             assert even or not whole, f"job {job.id} has {dict(counts)} GPUs"
             gpu_type = machine.ledger.type_of(gpus)
             one = job.spec.mixes_types or gpu_type in machine.ledger.types
@@ -247,7 +248,8 @@ def _check_lanes(machine: Machine) -> None:
     idle = machine.ledger.devices.keys() - machine.own.holder.keys() - lanes.holder.keys()
     if idle and machine.decisions.policy and machine.decides:
         waiting = (
-            machine.run.jobs[i] for i in machine.mechanism(Background).queue.walk(lambda need, nodes: True)
+            machine.run.jobs[i]
+            for i in machine.mechanism(Background).queue.walk(lambda need, nodes, uneven: True)
         )
         late = (
             reason is not None and reason.why is Why.WALLTIME_TOO_SHORT

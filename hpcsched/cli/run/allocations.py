@@ -111,7 +111,7 @@ def check_fits(specs: Iterable[JobSpec], blocks: Sequence[Block], where: str) ->
         there = suiting[needs]
         asked = spec.gpus_min, spec.nodes
         of_a_type = [
-            (there.most(min(spec.nodes, hosts), gpu_type), hosts)
+            (there.most(min(spec.nodes, hosts), gpu_type, uneven=spec.uneven), hosts)
             for gpu_type in ((None,) if spec.mixes_types else _types(there))
             if (hosts := there.hosts(gpu_type))
         ]

@@ -10,8 +10,8 @@ from typing import Any
 from hpcsched.core.model import Device
 from hpcsched.core.needs import Needs
 
-Fits = Callable[[int, int], bool]
-"""Whether so many GPUs could be had on each of so many hosts."""
+Fits = Callable[[int, int, bool], bool]
+"""Whether so many GPUs could be had on each of so many hosts, or (True) so many in the mean."""
 
 SIMULATED = "simulated"
 PRETENDED = ("replay", SIMULATED)
@@ -91,19 +91,35 @@ class FreeGpus(MutableSet[int]):
         return dict(self._counts)
 
 
+def shares(count: int, there: Mapping[str, int]) -> dict[str, int]:
+    """How many GPUs each of these hosts gives to a job that gets `count` on each in the mean: as equally many
+    as those that are `there` allow, and fewer in all only where there are not so many."""
+    left, given = count * len(there), dict.fromkeys(there, 0)
+    for i, (host, gpus) in enumerate(sorted(there.items(), key=lambda entry: entry[1])):
+        given[host] = min(gpus, left // (len(there) - i))
+        left -= given[host]
+    return given
+
+
 class GpusByHost:
     """GPUs by host, in the order of the hosts; they go down as GPUs are handed out.
 
-    A job asks for `count` GPUs on each of `nodes` hosts (MARBLE section VII-B.2: the same count on each).
+    A job asks for `count` GPUs on each of `nodes` hosts (MARBLE section VII-B.2: the same count on each). An
+    `uneven` one is content with so many on each in the mean, and at least one, where that `spreads`.
     """
 
-    def __init__(self, gpus: Mapping[str, int]) -> None:
-        self._gpus = dict(gpus)
+    def __init__(self, gpus: Mapping[str, int], *, spreads: bool = False) -> None:
+        self._gpus, self.spreads = dict(gpus), spreads
         self.left = sum(self._gpus.values())
         """GPUs left on all hosts together."""
 
     def most(
-        self, nodes: int, own: Mapping[str, int] | None = None, room: Mapping[str, int] | None = None
+        self,
+        nodes: int,
+        own: Mapping[str, int] | None = None,
+        room: Mapping[str, int] | None = None,
+        *,
+        uneven: bool = False,
     ) -> int:
         """The largest count that can be had on each of `nodes` hosts; `own` counts as there too.
         `room`: at most so many can be used on a host, what is `own` included (None: all)."""
@@ -111,15 +127,18 @@ class GpusByHost:
             return 0
         if nodes == 1 and not own and room is None:
             return max(self._gpus.values(), default=0)
-        return sorted(self._counts(own, room), reverse=True)[nodes - 1]
+        largest = sorted(self._counts(own, room), reverse=True)[:nodes]
+        return sum(largest) // nodes if uneven and self.spreads and largest[-1] > 0 else largest[-1]
 
     def by_host(self) -> dict[str, int]:
         """The GPUs left on each host."""
         return dict(self._gpus)
 
-    def fits(self, count: int, nodes: int, room: Mapping[str, int] | None = None) -> bool:
+    def fits(
+        self, count: int, nodes: int, uneven: bool = False, room: Mapping[str, int] | None = None
+    ) -> bool:
         """Whether `nodes` hosts have `count` GPUs each."""
-        return self.most(nodes, room=room) >= count
+        return self.most(nodes, room=room, uneven=uneven) >= count
 
     def pick(
         self,
@@ -127,28 +146,37 @@ class GpusByHost:
         nodes: int,
         own: Mapping[str, int] | None = None,
         room: Mapping[str, int] | None = None,
+        *,
+        uneven: bool = False,
     ) -> tuple[int, tuple[str, ...]]:
         """How many GPUs of `wanted` can be had on each of `nodes` hosts, and on which; (0, ()) for none.
 
         Of the hosts that have them: the job's own first, which keep its data in their caches; then the
-        fullest, so that the large holes stay; then in their order.
+        fullest, so that the large holes stay; then in their order. An uneven job gets equally many where that
+        is possible; else its own hosts if they have enough in all, or those with the most.
         """
-        count = min(wanted, self.most(nodes, own, room))
+        count = min(wanted, self.most(nodes, own, room, uneven=uneven))
         if count < 1:
             return 0, ()
         own = own or {}
-        enough = [
-            (host not in own, gpus, i, host)
-            for i, (host, gpus) in enumerate(zip(self._gpus, self._counts(own, room), strict=True))
-            if gpus >= count
-        ]
-        chosen = sorted(enough)[:nodes]
-        return count, tuple(host for _, _, _, host in sorted(chosen, key=lambda entry: entry[2]))
+        there = list(enumerate(zip(self._gpus, self._counts(own, room), strict=True)))
+        chosen = sorted((host not in own, gpus, i) for i, (host, gpus) in there if gpus >= count)[:nodes]
+        if len(chosen) < nodes:
+            some = [(host not in own, -gpus, i) for i, (host, gpus) in there if gpus]
+            chosen = sorted(some)[:nodes]
+            if chosen[-1][0] or -sum(gpus for _, gpus, _ in chosen) < count * nodes:
+                chosen = sorted(some, key=lambda entry: entry[1:])[:nodes]
+        names = tuple(self._gpus)
+        return count, tuple(names[i] for i in sorted(i for _, _, i in chosen))
 
     def take(self, hosts: Iterable[str], count: int, own: Mapping[str, int] | None = None) -> None:
-        """Hand out `count` GPUs on each of these hosts, those that are `own` there not counted."""
-        for host in hosts:
-            given = max(0, count - (own or {}).get(host, 0))
+        """Hand out `count` GPUs on each of these hosts, those that are `own` there not counted; where one has
+        fewer, others give more."""
+        own = own or {}
+        there = {host: self._gpus[host] + own.get(host, 0) for host in hosts}
+        uneven = self.spreads and min(there.values(), default=count) < count
+        for host, share in (shares(count, there) if uneven else dict.fromkeys(there, count)).items():
+            given = max(0, share - own.get(host, 0))
             self._gpus[host] -= given
             self.left -= given
 

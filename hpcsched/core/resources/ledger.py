@@ -43,6 +43,8 @@ class Ledger:
         self._type_of: dict[int, str] = {}
         """By GPU its type, where that is not the run's own."""
         self._by_type = True
+        self.spreads = False
+        """Whether hosts may give a job unequally many GPUs (`JobSpec.uneven`)."""
         self.noun = GPU
         """What people call these devices: see `nouns.noun`."""
         self.moves = 0
@@ -83,13 +85,19 @@ class Ledger:
     # --- devices ----------------------------------------------------------------------------
 
     def begin_life(
-        self, devices: Iterable[Device], cores: Iterable[HostCores] = (), *, by_type: bool = True
+        self,
+        devices: Iterable[Device],
+        cores: Iterable[HostCores] = (),
+        *,
+        by_type: bool = True,
+        spreads: bool = False,
     ) -> None:
         """Begin with these devices, and these cores and memory of their hosts; only jobs whose attempts go on
         hold any.
 
-        `by_type` False: all GPUs count as of one type.
+        `by_type` False: all GPUs count as of one type. `spreads`: hosts may give a job unequally many.
         """
+        self.spreads = spreads
         self.host_cores = {host.host: host for host in cores}
         self.lost, self._lost_devices, self._away = {}, {}, {}
         healthy = {device.index: device for device in devices}
@@ -164,11 +172,11 @@ class Ledger:
 
     def free_by_host(self) -> GpusByHost:
         """The free GPUs, host by host; hosts with none are there too."""
-        return GpusByHost(self.free.by_host())
+        return GpusByHost(self.free.by_host(), spreads=self.spreads)
 
     def capacity(self) -> GpusByHost:
         """All healthy GPUs, host by host."""
-        return GpusByHost(self._healthy)
+        return GpusByHost(self._healthy, spreads=self.spreads)
 
     def by_host(self, gpus: Iterable[int]) -> Mapping[str, int]:
         """How many of these GPUs, as far as they are healthy, lie on which host."""

@@ -16,12 +16,17 @@ Entry = tuple[float, int, int]
 
 class Asked(NamedTuple):
     """What a waiting job asks for: so many GPUs on each of so many hosts, and what of needs matters for where
-    they are. `mixes`: they may be of several types."""
+    they are. `mixes`: they may be of several types, and unequally many on its hosts."""
 
     gpus: int
     nodes: int
     needs: Needs | None = None
     mixes: bool = False
+
+    @property
+    def uneven(self) -> bool:
+        """See `JobSpec.uneven`."""
+        return self.mixes and self.nodes > 1
 
 
 Meets = Callable[[Asked], bool]
@@ -29,7 +34,7 @@ Meets = Callable[[Asked], bool]
 
 
 def _could(asked: Asked, fits: Fits, meets: Meets | None) -> bool:
-    return fits(asked.gpus, asked.nodes) and (meets is None or meets(asked))
+    return fits(asked.gpus, asked.nodes, asked.uneven) and (meets is None or meets(asked))
 
 
 class WaitingQueue:

@@ -70,7 +70,8 @@ class Rooms:
 
     def most_for(self, job: Job, left: GpusByHost | None = None) -> int:
         """The GPUs that a job's hosts could each give it, were all of them free."""
-        return self._ledger.capacity().most(job.spec.nodes, room=self.at_most(job, left))
+        spec, room = job.spec, self.at_most(job, left)
+        return self._ledger.capacity().most(spec.nodes, room=room, uneven=spec.uneven)
 
     # --- types of GPU -----------------------------------------------------------------------
 
@@ -100,7 +101,7 @@ class Rooms:
         best, found = (False, 0.0, -inf), None
         for gpu_type in self._ledger.types:
             room = _without(self._room(job.spec.needs, taken, gpu_type=gpu_type), short)
-            least, most = job.limits(gpus.most(job.spec.nodes, room=room))
+            least, most = job.limits(gpus.most(job.spec.nodes, room=room, uneven=job.spec.uneven))
             if most < max(1, least):
                 continue
             profile = self._estimates.profile(job, gpu_type)
@@ -121,7 +122,7 @@ class Rooms:
         if self.type_of(job) is None or self.starts_now(job):
             return ""
         room = _without(self._room(job.spec.needs, self._taken(without=job)), self._too_short(job))
-        if not self._ledger.free_by_host().fits(job.least, job.spec.nodes, room):
+        if not self._ledger.free_by_host().fits(job.least, job.spec.nodes, job.spec.uneven, room):
             return ""
         return ", ".join(f"{count} x {name}" for name, count in self._ledger.free_by_type().items())
 
@@ -133,7 +134,7 @@ class Rooms:
     def starts_now(self, job: Job) -> bool:
         """Whether a waiting job's least count can be had now."""
         free, spec = self._ledger.free_by_host(), job.spec
-        return free.fits(job.least, spec.nodes, self.now(job))
+        return free.fits(job.least, spec.nodes, spec.uneven, self.now(job))
 
     def meets_now(self) -> Meets | None:
         """Says of waiting jobs whether their needs are met, as long as nothing changes; None: all are."""
@@ -156,7 +157,7 @@ class Rooms:
                 return True
             if key not in rooms:
                 rooms[key] = [self._room(asked.needs, taken, gpu_type=each) for each in types]
-            return any(gpus.fits(asked.gpus, asked.nodes, room) for room in rooms[key])
+            return any(gpus.fits(asked.gpus, asked.nodes, asked.uneven, room) for room in rooms[key])
 
         return meets
 

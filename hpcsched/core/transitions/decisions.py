@@ -13,7 +13,7 @@ from hpcsched.core.mechanisms.base import Handlers, Mechanism
 from hpcsched.core.model import Role
 from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason, Why
-from hpcsched.core.resources.gpus import Fits
+from hpcsched.core.resources.gpus import Fits, shares
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.resources.rooms import Rooms
 from hpcsched.core.run import Run
@@ -170,8 +170,9 @@ class Decisions:
         if gpus is None and (room is not None or self._otherwise):
             # The policy has counted others' GPUs as this job's: it gets those that it can have, if enough.
             free = self._ledger.free_by_host()
-            count = job.fitting(free.pick(decision.gpus, job.spec.nodes, room=room)[0])
-            _, hosts = free.pick(count, job.spec.nodes, room=room)
+            nodes, uneven = job.spec.nodes, job.spec.uneven
+            count = job.fitting(free.pick(decision.gpus, nodes, room=room, uneven=uneven)[0])
+            _, hosts = free.pick(count, nodes, room=room, uneven=uneven)
             gpus = self._pick(job, hosts, count) if count >= max(1, job.least) else None
             self._otherwise = True
             if gpus is None:
@@ -181,6 +182,7 @@ class Decisions:
             gpu_type = self._ledger.said_type(self._ledger.type_of(gpus))
             self._out.note(job, Reason(Why.ON_TYPE, {"type": gpu_type}))
         self._out.note(job, decision.reason)
+        self._note_shares(job, gpus)
         least, most = job.limits(decision.gpus)
         allowed = least <= decision.gpus <= most and job.allows(decision.gpus)
         if job.id not in self._own.queue or not allowed or gpus is None:
@@ -205,6 +207,7 @@ class Decisions:
             self._left_out = True  # as above: it stays as it is
             return
         self._out.note(job, decision.reason)
+        self._note_shares(job, gpus)
         allowed = least <= decision.gpus <= most and job.allows(decision.gpus)
         if not job.settled or not allowed or gpus is None:
             raise self._out.invalid(job, f"cannot be resized to {decision.gpus} GPUs")
@@ -226,17 +229,28 @@ class Decisions:
     def _pick(self, job: Job, hosts: Sequence[str], count: int) -> tuple[int, ...] | None:
         """The job's own and free GPUs, `count` on each of these hosts; None if there are not so many.
 
-        Of its own those of its first ranks, which then can stay.
+        Of its own those of its first ranks, which then can stay. An uneven job gets so many in the mean.
         """
         room = self._rooms.now(job)
         if len(set(hosts)) != job.spec.nodes:
             return None
-        if room is not None and any(room[host] < count for host in hosts):
-            return None
-        chosen: list[int] = []
+        there: dict[str, list[int]] = {}
         devices = self._ledger.devices
         mine = [gpu for gpu in job.current.gpus if gpu in devices] if job.gpus else []
         for host in hosts:
             own = [gpu for gpu in mine if devices[gpu].host == host]
-            chosen += [*own, *self._rooms.usable(job, host)][:count]
-        return tuple(sorted(chosen)) if len(chosen) == count * len(hosts) else None
+            there[host] = [*own, *self._rooms.usable(job, host)][: None if room is None else room[host]]
+        given = dict.fromkeys(hosts, count)
+        if job.spec.uneven and self._ledger.spreads:
+            given = shares(count, {host: len(gpus) for host, gpus in there.items()})
+            self._otherwise |= room is not None and len(set(given.values())) > 1  # a policy knows no rooms
+        chosen = [gpu for host in hosts for gpu in there[host][: given[host]]]
+        if len(chosen) < count * len(hosts) or 0 in given.values():
+            return None
+        return tuple(sorted(chosen))
+
+    def _note_shares(self, job: Job, gpus: tuple[int, ...] | None) -> None:
+        by_host = self._ledger.by_host(gpus or ())
+        if len(set(by_host.values())) > 1:
+            said = ", ".join(f"{count} on {host}" for host, count in by_host.items())
+            self._out.note(job, Reason(Why.UNEVEN, {"gpus": said}))

@@ -266,12 +266,13 @@ class Hosts:
         staying = [gpu for gpu in job.current.gpus if where[gpu] != host]
         if not staying or staying[0] != job.current.gpus[0]:
             return None
+        need = len(job.current.gpus) - len(staying)
         free, room = self._ledger.free_by_host().by_host(), self._rooms.now(job)
         short = self._ends.too_short(job)
         for other, count in free.items():
-            enough = min(count, count if room is None else room[other]) >= job.width
+            enough = min(count, count if room is None else room[other]) >= need
             if enough and other not in where.values() and other not in short:
-                more = self._rooms.usable(job, other)[: job.width]
+                more = self._rooms.usable(job, other)[:need]
                 return Target((*staying, *more), job.role or Role.PRIMARY, self._run.now)
         return None
 

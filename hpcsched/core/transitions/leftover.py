@@ -8,7 +8,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.jobs import Job
 from hpcsched.core.mechanisms.base import Mechanism
 from hpcsched.core.model import JobState
-from hpcsched.core.resources.gpus import FreeGpus
+from hpcsched.core.resources.gpus import FreeGpus, GpusByHost
 from hpcsched.core.resources.ledger import Ledger
 from hpcsched.core.resources.queue import Asked
 from hpcsched.core.resources.rooms import Rooms
@@ -157,11 +157,15 @@ class Leftover:
     def _could_use(self, asked: Asked) -> frozenset[str]:
         key = asked, self._ledger.counts_cores
         if key not in self._could:
+            # Of an uneven job each host may be one, as long as enough others have more.
+            uneven = asked.uneven and self._ledger.spreads
+            least = 1 if uneven else asked.gpus
             hosts = [
-                frozenset(host for host, gpus in room.items() if gpus >= asked.gpus)
+                frozenset(host for host, gpus in room.items() if gpus >= least)
                 for room in self._rooms.rooms_for(asked)
+                if GpusByHost(room, spreads=uneven).fits(asked.gpus, asked.nodes, uneven)
             ]
-            self._could[key] = frozenset[str]().union(*(some for some in hosts if len(some) >= asked.nodes))
+            self._could[key] = frozenset[str]().union(*hosts)
         return self._could[key]
 
     def _note(self, host: str, gpus: tuple[int, ...]) -> None:

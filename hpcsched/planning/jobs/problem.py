@@ -102,7 +102,7 @@ class Problem:
                 returning.append(job)
         self.running = range(len(self.works))
         if waiting is None:
-            queue = view.queue.walk(lambda need, nodes: True)
+            queue = view.queue.walk(lambda need, nodes, uneven: True)
             waiting = [*(view.jobs[job_id] for job_id in islice(queue, window)), *returning]
         for job in waiting:
             self._add(job)
@@ -117,9 +117,11 @@ class Problem:
     def _add_running(self, job: Job) -> bool:
         """Take in a job that runs; whether it leaves, to wait from then on."""
         view, now = self.view, self.now
-        hosts = tuple(view.hosts_of(job))
+        there = view.hosts_of(job)
+        hosts = tuple(there)
         leaves = job.state is JobState.SUSPENDING and job.target is None
-        if job.wanted or leaves or len(hosts) != job.spec.nodes:
+        uneven = len(set(there.values())) > 1 and job.spec.uneven  # it began under another policy
+        if job.wanted or leaves or len(hosts) != job.spec.nodes or uneven:
             began = job.current.signalled_s
             free_s = max(now, (now if began is None else began) + view.save_s(job))
             self.leaving += [(free_s, host, count) for host, count in view.places(job.gpus).items()]

@@ -27,7 +27,12 @@ class _OneRoom(GpusByHost):
         return {self._only[0]: self.left}
 
     def most(
-        self, nodes: int, own: Mapping[str, int] | None = None, room: Mapping[str, int] | None = None
+        self,
+        nodes: int,
+        own: Mapping[str, int] | None = None,
+        room: Mapping[str, int] | None = None,
+        *,
+        uneven: bool = False,
     ) -> int:
         most = 0 if nodes > 1 else self.left + (own[self._only[0]] if own else 0)
         return most if room is None else min(most, room.get(self._only[0], 0))
@@ -38,6 +43,8 @@ class _OneRoom(GpusByHost):
         nodes: int,
         own: Mapping[str, int] | None = None,
         room: Mapping[str, int] | None = None,
+        *,
+        uneven: bool = False,
     ) -> tuple[int, tuple[str, ...]]:
         most = self.most(nodes, own, room) if own or nodes > 1 or room is not None else self.left
         return wanted if wanted < most else most, self._only

@@ -32,6 +32,7 @@ class Equal:
     acts_when_full = True
     moves_packed = True
     reshapes = False
+    spreads = True
     rules = NO_RULES
     OPTIONS = {"resize": ("pays", "always")}  # noqa: RUF012 - read, never written
 

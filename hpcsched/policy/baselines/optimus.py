@@ -42,6 +42,7 @@ class Optimus:
     acts_when_full = True
     moves_packed = True
     reshapes = False
+    spreads = True
     rules = NO_RULES
     OPTIONS = {"interval": NumberOption(least=1)}  # noqa: RUF012 - read, never written
 

@@ -28,7 +28,7 @@ def least_counts(
     """
     counts: dict[int, int] = {}
     left = view.free.left if only_waiting else view.capacity.left
-    waiting = (view.jobs[i] for i in view.queue.walk(lambda need, nodes: need * nodes <= left))
+    waiting = (view.jobs[i] for i in view.queue.walk(lambda need, nodes, uneven: need * nodes <= left))
     running = () if only_waiting else (j for j in view.running if not j.held and not j.wanted)
     for job in merge(running, waiting, key=lambda j: (j.submit_s, j.id)):
         (least, most), nodes = view.limits(job), job.spec.nodes

@@ -60,6 +60,7 @@ class Planner:
     acts_when_full = True
     moves_packed = True
     reshapes = True
+    spreads = False
     rules = NO_RULES
     OPTIONS = {  # noqa: RUF012 - read, never written
         "goal": ("both", "makespan", "jct"),
@@ -219,7 +220,7 @@ def _next(view: View, plan: Plan) -> list[Decision]:
     for job_id in plan.order:
         if job_id in view.queue and view.free.left:
             job = view.jobs[job_id]
-            there = fits(job.least, job.spec.nodes, view.room(job, view.free))
+            there = fits(job.least, job.spec.nodes, room=view.room(job, view.free))
             if there and view.in_time(job, jobs[: view.free.left]):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)

@@ -24,7 +24,7 @@ def next_stage(view: View, plan: Plan) -> list[Decision]:
     for job_id in stage.gpus:
         if job_id in view.queue:
             job = view.jobs[job_id]
-            fits = view.free.fits(job.least, job.spec.nodes, view.room(job, view.free))
+            fits = view.free.fits(job.least, job.spec.nodes, room=view.room(job, view.free))
             if fits and view.in_time(job, jobs):
                 jobs.append(job)
     problem = Problem(view, waiting=jobs)

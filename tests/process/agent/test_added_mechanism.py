@@ -60,7 +60,8 @@ class Licences(Mechanism):
     def decide(self):
         limit = self._parts.decisions.rule(self.name)
         host = next(iter(self._parts.ledger.devices.values())).host
-        for job_id in [*self.queue.walk(lambda need, nodes: limit is not None)][: limit - len(self.holders)]:
+        waiting = [*self.queue.walk(lambda need, nodes, uneven: limit is not None)]
+        for job_id in waiting[: limit - len(self.holders)]:
             job = self._parts.run.jobs[job_id]
             self._parts.out.note(job, Reason(Why.ADDED, {"words": "has the licence"}))
             seat = Seat(server=False, share=1.0, host=host)

@@ -76,7 +76,7 @@ def test_it_is_said_what_is_accepted(accepted, words):
 
 
 class Picky:
-    moves_packed = reshapes = False
+    moves_packed = reshapes = spreads = False
     OPTIONS = {"goal": ("both", "jct"), "eps": EPS, "budget": BUDGET}  # noqa: RUF012
 
     def __init__(self, *, goal="both", eps=1.0, budget=200):

@@ -64,7 +64,8 @@ class Licences(Mechanism):
 
     def decide(self) -> None:
         limit = self._parts.decisions.rule(self.name)
-        for job_id in [*self.queue.walk(lambda need, nodes: limit is not None)][: limit - len(self.holders)]:
+        waiting = [*self.queue.walk(lambda need, nodes, uneven: limit is not None)]
+        for job_id in waiting[: limit - len(self.holders)]:
             job = self._parts.run.jobs[job_id]
             self._parts.out.note(job, Reason(Why.ADDED, {"words": "has a licence"}))
             seats = (Seat(server=False, share=1.0, host="n1"),)

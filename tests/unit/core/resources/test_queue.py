@@ -42,7 +42,7 @@ def test_it_behaves_like_a_sorted_list(operations):
         else:
             room, take = [rest[0]], rest[1]
             found = []
-            for job in queue.walk(lambda need, nodes, room=room: need <= room[0]):
+            for job in queue.walk(lambda need, nodes, uneven, room=room: need <= room[0]):
                 found.append(job)
                 room[0] -= waiting[job][2]
             assert found == list(naive_walk(waiting, rest[0]))
@@ -55,7 +55,7 @@ def test_it_behaves_like_a_sorted_list(operations):
         assert queue.first() == (min(waiting.values())[1] if waiting else None)
         needs = [need for *_, need in waiting.values()]
         assert all(
-            queue.any_fits(lambda n, _, room=room: n <= room) == any(x <= room for x in needs)
+            queue.any_fits(lambda n, nodes, uneven, room=room: n <= room) == any(x <= room for x in needs)
             for room in range(6)
         )
 
@@ -64,10 +64,10 @@ def test_a_walk_given_up_half_way_loses_nobody():
     queue = WaitingQueue()
     for job in range(5):
         queue.add(job, arrival=0.0, need=1)
-    walk = queue.walk(lambda need, nodes: need <= 9)
+    walk = queue.walk(lambda need, nodes, uneven: need <= 9)
     assert [next(walk), next(walk)] == [0, 1]
     walk.close()
-    assert list(queue.walk(lambda need, nodes: need <= 9)) == [0, 1, 2, 3, 4]
+    assert list(queue.walk(lambda need, nodes, uneven: need <= 9)) == [0, 1, 2, 3, 4]
 
 
 def test_a_walk_does_not_touch_jobs_that_are_too_large(monkeypatch):
@@ -84,7 +84,7 @@ def test_a_walk_does_not_touch_jobs_that_are_too_large(monkeypatch):
     touched.clear()
     room = [6]
     found = []
-    for job in queue.walk(lambda need, nodes: need <= room[0]):
+    for job in queue.walk(lambda need, nodes, uneven: need <= room[0]):
         found.append(job)
         room[0] -= 2
     assert found == [10_000, 10_001, 10_002]
@@ -102,11 +102,11 @@ def test_jobs_whose_needs_are_not_met_are_passed_without_being_walked() -> None:
         asked.append(job.needs)
         return job.needs is None
 
-    assert list(queue.walk(lambda need, nodes: True, meets)) == [2000]
+    assert list(queue.walk(lambda need, nodes, uneven: True, meets)) == [2000]
     assert len(asked) < 10
-    assert queue.any_fits(lambda need, nodes: True, meets)
+    assert queue.any_fits(lambda need, nodes, uneven: True, meets)
     queue.remove(2000)
-    assert not queue.any_fits(lambda need, nodes: True, meets)
+    assert not queue.any_fits(lambda need, nodes, uneven: True, meets)
 
 
 def test_a_higher_priority_goes_first_and_equals_as_they_came():
@@ -116,6 +116,6 @@ def test_a_higher_priority_goes_first_and_equals_as_they_came():
     ):
         queue.add(job, arrival=arrival, need=need, priority=priority)
     assert queue.first() == 3
-    assert list(queue.walk(lambda need, nodes: True)) == [3, 1, 0, 2, 4]
+    assert list(queue.walk(lambda need, nodes, uneven: True)) == [3, 1, 0, 2, 4]
     queue.add(4, arrival=0.0, need=1, priority=9)  # it was given another one
-    assert list(queue.walk(lambda need, nodes: need == 1)) == [4, 3, 0]
+    assert list(queue.walk(lambda need, nodes, uneven: need == 1)) == [4, 3, 0]
