@@ -181,3 +181,48 @@ def test_bad_input_is_refused_before_anything_starts(
     assert done.returncode == 2
     assert message in done.stderr
     assert not place.dir.exists()
+
+
+ENDS = '''
+import os
+from slow import Slow as Usual
+
+class Slow(Usual):
+    """Says at the end where each rank was, and what was learnt."""
+
+    def build(self, args):
+        parts = super().build(args)
+        told = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")]
+        with open(f"ranks.{os.environ['HPCSCHED_JOB_NAME']}", "a") as file:
+            file.write(" ".join([*told, os.environ["WORLD_SIZE"]]) + "\\n")
+        parts.evaluate = lambda model: {f"w{i}": x for i, x in enumerate(model.weight.flatten().tolist())}
+        return parts
+'''
+
+
+def test_hosts_give_it_unequally_many_slots_and_it_learns_the_same(place: Bench) -> None:
+    (place.folder / "wide.py").write_text(ENDS)
+    about = {"trainer": "wide:Slow", "steps": 200, "strategy": {"kind": "vsw", "local_batch": 2}}
+    jobs = [
+        job("other", "until test -e go; do sleep 0.05; done", gpus=2),
+        job("wide", gpus=2, nodes=2, **about),
+        job("one", gpus=1, after=["wide"], **about),
+    ]
+    agent = place.start(place.set_of(*jobs), "--devices", "cpu:3", "--hosts", "a,b", "--launcher", "local")
+    place.until(lambda: place.job("wide").get("state") == "RUNNING", "wide runs")
+    assert len(place.job("wide")["gpus"]) == 4
+    place.until(lambda: place.job("wide").get("batching"), "it trains")
+    go(place)
+    assert agent.wait() == 0, agent.said
+    ranks = sorted((place.folder / "ranks.wide").read_text().splitlines())
+    assert ranks == ["0 0 1 0 4", "1 0 3 1 4", "2 1 3 1 4", "3 2 3 1 4"]
+    assert samples(place) == sorted(list(range(240)) * (2 * 200 * 12 // 240)), "each job each once an epoch"
+    wide, one = (place.job(name)["metrics"] for name in ("wide", "one"))
+    assert wide.keys() == one.keys() and len(wide) == 18
+    assert all(abs(wide[name] - one[name]) < 1e-12 for name in one), (wide, one)
+    assert (
+        "its hosts have unequally many CPU slots free: it gets 1 on a, 3 on b"
+        in place("explain", "wide").stdout
+    )
+    machine, _ = place.replayed()
+    assert {str(job.state) for job in machine.run.jobs.values()} == {"COMPLETED"}
