@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.core import events as ev
+from hpcsched.core.actions import Resize
 from hpcsched.core.model import Device, JobSpec
 from hpcsched.core.needs import Needs
 from hpcsched.core.resources.gpus import GpusByHost, shares
@@ -17,7 +18,7 @@ from hpcsched.testing.builders import Planned, a_job, a_profile
 from hpcsched.testing.invariants import check
 
 VSW = {"kind": "vsw", "local_batch": 8, "global_batch": [8, 64]}
-PROFILE = a_profile("m", {1: 1.0, 2: 1.9, 4: 3.5})
+PROFILES = (a_profile("m", {1: 1.0, 2: 1.9, 4: 3.5}), a_profile("e", {1: 1.0, 2: 0.9}))
 SPREADING = sorted(set(POLICIES) - {"planner"})
 
 
@@ -30,14 +31,14 @@ def a_run(
     devices: tuple[Device, ...], *specs: JobSpec, policy: str = "marble", rules: int = ev.RULES
 ) -> Planned:
     driver = Planned(gpus=1, policy=policy)
-    about = {"policy": policy, "profiles": (PROFILE,), "rules": rules}
+    about = {"policy": policy, "profiles": PROFILES, "rules": rules}
     driver.tell(ev.AgentStarted, wall=2e9, devices=devices, **about)
     driver.submit(*specs)
     return driver
 
 
-def adaptive(name: str = "a", **keys: object) -> JobSpec:
-    return a_job(name, "m", 10**6, **{"nodes": 2, "strategy": VSW, **keys})
+def adaptive(name: str = "a", model: str = "m", **keys: object) -> JobSpec:
+    return a_job(name, model, 10**6, **{"nodes": 2, "strategy": VSW, **keys})
 
 
 def on(driver: Planned, job: str) -> dict[str, int]:
@@ -123,3 +124,31 @@ def test_what_is_picked_is_there(free: list[int], nodes: int, wanted: int, data:
         taken = {host: hosts[host] - there.by_host()[host] for host in hosts}
         assert taken == {h: max(0, given_each.get(h, 0) - own.get(h, 0)) for h in hosts}
         assert there.left == sum(there.by_host().values())
+
+
+def grown() -> Planned:
+    """`a` began with one on each host, and has grown in place to what both have."""
+    driver = a_run(gpus(a=1, b=3), adaptive(model="e"))
+    assert on(driver, "a") == {"a": 1, "b": 1}
+    driver.runs("a", in_place=True)
+    (resize,) = driver.tell(ev.ScalingProposed, "a", rates={1: 1.0, 2: 2.0, 3: 3.0}, batch=64.0)
+    assert isinstance(resize, Resize) and resize.gpus == (0, 1, 2, 3)
+    driver.resized("a", 500)
+    assert on(driver, "a") == {"a": 1, "b": 3} and driver.job("a").width == 2
+    check(driver.machine)
+    return driver
+
+
+def test_it_grows_in_place_by_what_is_there_and_gives_that_back() -> None:
+    driver = grown()
+    (resize,) = driver.submit(a_job("next", "e", gpus=2))
+    assert isinstance(resize, Resize) and resize.gpus == (0, 1)
+    driver.resized("a", 600)
+    assert (on(driver, "a"), on(driver, "next")) == ({"a": 1, "b": 1}, {"b": 2})
+    check(driver.machine)
+
+
+def test_nothing_is_given_back_for_a_job_that_could_not_start_by_it() -> None:
+    driver = grown()
+    assert driver.submit(a_job("next", "e", gpus=3)) == []
+    assert driver.submit(adaptive("wide", gpus=1)) == [], "its first host has none"

@@ -101,6 +101,19 @@ def test_a_job_on_two_hosts_goes_on_in_place_where_its_first_rank_stays() -> Non
     assert [a.hosts for a in driver.actions if isinstance(a, ReleaseHosts)] == [("far",)]
 
 
+def test_an_uneven_job_goes_on_with_as_many_of_another_host_as_it_loses() -> None:
+    strategy = {"kind": "vsw", "local_batch": 8, "global_batch": [8, 64]}
+    driver = Driver(gpus=1, profiles=(MODEL,))
+    joins(driver, gpus=3)
+    driver.submit(a_job("a", "m", gpus=2, nodes=2, strategy=strategy))
+    assert driver.job("a").gpus == (0, 1, 2, 3)
+    driver.runs("a", in_place=True)
+    joins(driver, "third", gpus=2, end=None)
+    joins(driver, "fourth", gpus=3, end=None)
+    (resize,) = [action for action in rings(driver) if isinstance(action, Resize)]
+    assert resize.gpus == (0, 6, 7, 8)
+
+
 def test_a_job_whose_first_rank_is_there_saves_and_waits() -> None:
     driver = Driver(gpus=2, profiles=(MODEL,))
     joins(driver)
