@@ -200,29 +200,59 @@ class Slow(Usual):
 '''
 
 
-def test_hosts_give_it_unequally_many_slots_and_it_learns_the_same(place: Bench) -> None:
+def wide_and_one(place: Bench) -> Path:
+    """A set in which `wide` finds one slot free on the first of two hosts with three, and three on the other;
+    then the same is trained on one slot."""
     (place.folder / "wide.py").write_text(ENDS)
     about = {"trainer": "wide:Slow", "steps": 200, "strategy": {"kind": "vsw", "local_batch": 2}}
-    jobs = [
+    return place.set_of(
         job("other", "until test -e go; do sleep 0.05; done", gpus=2),
-        job("wide", gpus=2, nodes=2, **about),
+        job("wide", gpus=2, nodes=2, checkpoint_every=0.2, **about),
         job("one", gpus=1, after=["wide"], **about),
-    ]
-    agent = place.start(place.set_of(*jobs), "--devices", "cpu:3", "--hosts", "a,b", "--launcher", "local")
-    place.until(lambda: place.job("wide").get("state") == "RUNNING", "wide runs")
-    assert len(place.job("wide")["gpus"]) == 4
-    place.until(lambda: place.job("wide").get("batching"), "it trains")
-    go(place)
-    assert agent.wait() == 0, agent.said
-    ranks = sorted((place.folder / "ranks.wide").read_text().splitlines())
-    assert ranks == ["0 0 1 0 4", "1 0 3 1 4", "2 1 3 1 4", "3 2 3 1 4"]
-    assert samples(place) == sorted(list(range(240)) * (2 * 200 * 12 // 240)), "each job each once an epoch"
+    )
+
+
+TWO_HOSTS = ("--hosts", "a,b", "--launcher", "local")
+
+
+def learnt_the_same(place: Bench) -> None:
     wide, one = (place.job(name)["metrics"] for name in ("wide", "one"))
     assert wide.keys() == one.keys() and len(wide) == 18
     assert all(abs(wide[name] - one[name]) < 1e-12 for name in one), (wide, one)
-    assert (
-        "its hosts have unequally many CPU slots free: it gets 1 on a, 3 on b"
-        in place("explain", "wide").stdout
-    )
+    assert samples(place) == sorted(list(range(240)) * (2 * 200 * 12 // 240)), "each job each once an epoch"
     machine, _ = place.replayed()
     assert {str(job.state) for job in machine.run.jobs.values()} == {"COMPLETED"}
+
+
+UNEVEN = ["0 0 1 0 4", "1 0 3 1 4", "2 1 3 1 4", "3 2 3 1 4"]
+"""Rank, local rank, ranks on its host, host, and all ranks."""
+
+
+def ranks_of(place: Bench) -> list[str]:
+    return (place.folder / "ranks.wide").read_text().splitlines()
+
+
+def test_hosts_give_it_unequally_many_slots_and_it_learns_the_same(place: Bench) -> None:
+    agent = place.start(wide_and_one(place), "--devices", "cpu:3", *TWO_HOSTS)
+    place.until(lambda: place.job("wide").get("batching"), "it trains")
+    assert len(place.job("wide")["gpus"]) == 4
+    go(place)
+    assert agent.wait() == 0, agent.said
+    assert sorted(ranks_of(place)) == UNEVEN
+    told = place("explain", "wide").stdout
+    assert "its hosts have unequally many CPU slots free: it gets 1 on a, 3 on b" in told
+    learnt_the_same(place)
+
+
+@pytest.mark.slow
+def test_it_goes_on_where_hosts_give_equally_many(place: Bench) -> None:
+    agent = place.start(wide_and_one(place), "--devices", "cpu:3", *TWO_HOSTS)
+    place.until(lambda: (place.job("wide").get("step") or 0) > 3, "it trains")
+    agent.kill(signal.SIGTERM)
+    assert agent.wait() == 75
+    assert sorted(ranks_of(place)) == UNEVEN
+    go(place)
+    agent = place.start("--resume", "--devices", "cpu:2", *TWO_HOSTS)
+    assert agent.wait() == 0, agent.said
+    assert sorted(ranks_of(place)[4:]) == ["0 0 2 0 4", "1 1 2 0 4", "2 0 2 1 4", "3 1 2 1 4"]
+    learnt_the_same(place)
