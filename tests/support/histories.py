@@ -12,7 +12,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import Array, JobState, Kind, Progress
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
-from hpcsched.testing.builders import Driver, a_job, a_profile, state_of
+from hpcsched.testing.builders import Driver, a_job, a_profile, some_devices, state_of
 
 PROFILES = (
     a_profile("three", [4.0, 6.0, 7.0, 6.5, 6.0, 5.5], start_s=5.0, suspend_s=5.0),
@@ -31,6 +31,8 @@ COMMANDS = [
 ]
 
 PACKED = {"kind": Kind.TRAINER, "trainer": "m:T", "strategy": {"kind": "packed", "most": 3}}
+
+VSW = {"kind": Kind.TRAINER, "trainer": "m:T", "strategy": {"kind": "vsw", "local_batch": 8}}
 
 CODES = [0, 75, 1, 143, 137]
 
@@ -107,8 +109,9 @@ class AnythingGoes(_Run):
         gpus=st.integers(1, 6),
         hosts=st.sampled_from([1, 1, 2, 3]),
         deadline=st.sampled_from([None, None, 50.0, 500.0]),
+        joins=st.sampled_from([0, 0, 1, 4]),
     )
-    def begin(self, policy, promote, gpus, hosts, deadline):
+    def begin(self, policy, promote, gpus, hosts, deadline, joins):
         options = {"marble": {"promote": promote}, "equal": {"resize": "always"}}.get(policy, {})
         self.driver = Driver(
             gpus=gpus,
@@ -120,6 +123,13 @@ class AnythingGoes(_Run):
             **options,
         )
         self.final = {}
+        self.another_joins(gpus * hosts, joins)
+
+    def another_joins(self, there, gpus):
+        """A host with so many GPUs, where there are so many already."""
+        if gpus:
+            more = some_devices(there + gpus)[there:]
+            self.driver.tell(ev.HostsJoined, devices=tuple(replace(one, host="more") for one in more))
 
     @rule(
         models=st.lists(st.sampled_from(MODELS), min_size=1, max_size=3),
@@ -129,10 +139,11 @@ class AnythingGoes(_Run):
         retries=st.integers(0, 2),
         steps=st.sampled_from([None, 100]),
         nodes=st.sampled_from([1, 1, 1, 2, 3]),
-        lane=st.sampled_from(["foreground", "background", "packed"]),
+        lane=st.sampled_from(["foreground", "uneven", "background", "packed"]),
         slowdown=st.sampled_from([0.0, 0.05, 0.05, 1.0]),
     )
     def submit(self, models, gpus, wait_s, after, retries, steps, nodes, lane, slowdown):
+        wide = lane in ("foreground", "uneven")
         first = len(self.machine.run.jobs) + 1
         specs = []
         for i, model in enumerate(models):
@@ -146,10 +157,10 @@ class AnythingGoes(_Run):
                     f"j{first + i}",
                     model,
                     steps,
-                    gpus=gpus if lane == "foreground" else 1,
-                    nodes=nodes if lane == "foreground" else 1,
+                    gpus=gpus if wide else 1,
+                    nodes=nodes if wide else 1,
                     background=lane == "background",
-                    **(PACKED if lane == "packed" else {}),
+                    **{"packed": PACKED, "uneven": VSW}.get(lane, {}),
                     max_foreground_slowdown=slowdown,
                     after=names,
                     array=Array(name="some", index=first + i, at_once=2) if retries == 0 else None,

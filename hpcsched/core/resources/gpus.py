@@ -127,8 +127,9 @@ class GpusByHost:
             return 0
         if nodes == 1 and not own and room is None:
             return max(self._gpus.values(), default=0)
-        largest = sorted(self._counts(own, room), reverse=True)[:nodes]
-        return sum(largest) // nodes if uneven and self.spreads and largest[-1] > 0 else largest[-1]
+        counts = sorted(self._counts(own, room), reverse=True)
+        least = counts[nodes - 1]
+        return sum(counts[:nodes]) // nodes if uneven and self.spreads and least > 0 else least
 
     def by_host(self) -> dict[str, int]:
         """The GPUs left on each host."""

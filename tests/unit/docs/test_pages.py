@@ -84,7 +84,7 @@ def test_attempts_do_in_random_histories_what_is_drawn(
 
     monkeypatch.setattr(Machine, "handle", watched)
     few = settings(
-        max_examples=40, stateful_step_count=25, phases=[Phase.generate], derandomize=True, database=None
+        max_examples=60, stateful_step_count=25, phases=[Phase.generate], derandomize=True, database=None
     )
     run_state_machine_as_test(AnythingGoes, settings=few)
     ends = {(phase, end) for end, (phases, *_) in states.ENDS.items() for phase in phases}

@@ -147,8 +147,9 @@ class AnythingGoesHere(AnythingGoes):
         gpus=st.integers(1, 6),
         hosts=st.sampled_from([1, 1, 2, 3]),
         deadline=st.sampled_from([None, None, 50.0, 500.0]),
+        joins=st.sampled_from([0, 0, 1, 4]),
     )
-    def begin(self, policy, gpus, hosts, deadline):
+    def begin(self, policy, gpus, hosts, deadline, joins):
         name, options = policy
         self.driver = PlanningDriver(
             gpus=gpus,
@@ -160,6 +161,7 @@ class AnythingGoesHere(AnythingGoes):
             **options,
         )
         self.final = {}
+        self.another_joins(gpus * hosts, joins)
 
 
 TestAnythingGoesHere = AnythingGoesHere.TestCase
