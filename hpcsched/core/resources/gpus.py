@@ -160,23 +160,32 @@ class GpusByHost:
         if count < 1:
             return 0, ()
         own = own or {}
-        there = list(enumerate(zip(self._gpus, self._counts(own, room), strict=True)))
-        chosen = sorted((host not in own, gpus, i) for i, (host, gpus) in there if gpus >= count)[:nodes]
-        if len(chosen) < nodes:
-            some = [(host not in own, -gpus, i) for i, (host, gpus) in there if gpus]
-            chosen = sorted(some)[:nodes]
-            if chosen[-1][0] or -sum(gpus for _, gpus, _ in chosen) < count * nodes:
-                chosen = sorted(some, key=lambda entry: entry[1:])[:nodes]
-        names = tuple(self._gpus)
-        return count, tuple(names[i] for i in sorted(i for _, _, i in chosen))
+        enough = [
+            (host not in own, gpus, i, host)
+            for i, (host, gpus) in enumerate(zip(self._gpus, self._counts(own, room), strict=True))
+            if gpus >= count
+        ]
+        if len(enough) < nodes:
+            return count, self._with_enough_in_all(count * nodes, nodes, own, room)
+        chosen = sorted(enough)[:nodes]
+        return count, tuple(host for _, _, _, host in sorted(chosen, key=lambda entry: entry[2]))
+
+    def _with_enough_in_all(
+        self, gpus: int, nodes: int, own: Mapping[str, int], room: Mapping[str, int] | None
+    ) -> tuple[str, ...]:
+        there = dict(zip(self._gpus, self._counts(own, room), strict=True))
+        chosen = [host for host in there if host in own and there[host]]
+        if len(chosen) != nodes or sum(there[host] for host in chosen) < gpus:
+            chosen = sorted(there, key=lambda host: (-there[host], host not in own))[:nodes]
+        return tuple(host for host in there if host in chosen)
 
     def take(self, hosts: Iterable[str], count: int, own: Mapping[str, int] | None = None) -> None:
         """Hand out `count` GPUs on each of these hosts, those that are `own` there not counted; where one has
         fewer, others give more."""
-        own = own or {}
-        there = {host: self._gpus[host] + own.get(host, 0) for host in hosts}
-        uneven = self.spreads and min(there.values(), default=count) < count
-        for host, share in (shares(count, there) if uneven else dict.fromkeys(there, count)).items():
+        own, of_each = own or {}, dict.fromkeys(hosts, count)
+        if self.spreads and any(self._gpus[host] + own.get(host, 0) < count for host in of_each):
+            of_each = shares(count, {host: self._gpus[host] + own.get(host, 0) for host in of_each})
+        for host, share in of_each.items():
             given = max(0, share - own.get(host, 0))
             self._gpus[host] -= given
             self.left -= given
