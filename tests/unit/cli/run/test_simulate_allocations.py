@@ -284,6 +284,18 @@ def test_jobs_must_fit_gpus_of_one_type(place: Path, more: str, asked: str, said
     assert result["jobs_completed"] == 3
 
 
+def test_stream_workers_take_what_hosts_have(place: Path) -> None:
+    write_typed(place, "nodes = 2", 'strategy = {kind = "vsw", local_batch = 8}', jobs=("wide",))
+    words = ("--allocation", "1@0", "--allocation", "3@0")
+    said = "job wide.gpus: 2 GPUs; accepted: at most 1"
+    text = (place / "two.toml").read_text().replace("gpus = 1", "gpus = 2")
+    (place / "two.toml").write_text(text)
+    [result] = page(*TYPED, *words)
+    assert result["jobs"][0]["end_s"] == pytest.approx(result["lower_bound_s"]) == 300
+    (place / "two.toml").write_text(text.replace('"vsw", local_batch = 8', '"vsw", workers = 2'))
+    assert said in refused(*TYPED, *words)
+
+
 def test_gpus_of_a_type_have_the_memory_that_is_asked_for(place: Path) -> None:
     write_typed(place, 'gpu_type = "h200"', 'gpu_memory = "80G"')
     [result] = page(*TYPED, "--allocation", "1@0", "--allocation", "1:H200@0")
