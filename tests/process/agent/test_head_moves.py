@@ -258,3 +258,51 @@ def test_a_head_in_a_lent_allocation_leaves_it_in_good_order(bench: Bench) -> No
     assert b.attempts[0].to_step == b.attempts[1].from_step and len(b.attempts) == 2
     bench("cancel", "a", "b")
     assert wide.wait() == 0 and bench.all_gone()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one_has_ended", [False, True])
+def test_a_job_on_several_hosts_goes_on_with_the_ranks_that_it_has(bench: Bench, one_has_ended: bool) -> None:
+    log, go = bench.folder / "starts", bench.folder / "go"
+    script = f"echo $RANK >> {log}; while [ ! -e {go}.$RANK ]; do sleep 0.1; done; echo over >> {log}"
+    file = bench.set_of(saves("a", steps=FOREVER, gpus=1), job("wide", script, gpus=1, nodes=2))
+    first = bench.start(file, *HERE)
+    bench.ready("a")
+    guest = bench.start("--hosts", "far,away", "--launcher", "local", command="join")
+    bench.until(lambda: log.exists() and len(log.read_text().split()) == 2, "both ranks run")
+    if one_has_ended:
+        Path(f"{go}.1").touch()
+        bench.until(lambda: "over" in log.read_text(), "rank 1 has ended")
+        time.sleep(1.0)
+    first.kill()
+    first.wait()
+    led_again(bench, guest)
+    bench.until(lambda: bench.states() == {"a": "RUNNING", "wide": "RUNNING"}, "both go on")
+    for rank in (0, 1):
+        Path(f"{go}.{rank}").touch()
+    bench.until(lambda: bench.states()["wide"] == "COMPLETED", "wide has ended")
+    assert sorted(log.read_text().split()) == ["0", "1", "over", "over"]
+    assert len(attempts(bench)["wide"]) == 1
+    bench("cancel", "a")
+    assert guest.wait() == 0 and bench.all_gone()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("code", "state"), [(0, "COMPLETED"), (3, "FAILED")])
+def test_an_end_that_no_head_has_seen_is_told_to_the_next(bench: Bench, code: int, state: str) -> None:
+    log, go = bench.folder / "starts", bench.folder / "go"
+    script = f"echo start >> {log}; while [ ! -e {go} ]; do sleep 0.1; done; exit {code}"
+    file = bench.set_of(saves("a", steps=FOREVER, gpus=1), job("b", script, gpus=1))
+    first = bench.start(file, *HERE)
+    bench.ready("a")
+    guest = bench.start(*THERE, command="join")
+    bench.until(lambda: bench.states().get("b") == "RUNNING" and log.exists(), "b runs")
+    first.kill()
+    first.wait()
+    go.touch()
+    led_again(bench, guest)
+    bench.until(lambda: bench.states().get("b") == state, "b has ended")
+    assert log.read_text().count("start") == 1 and len(attempts(bench)["b"]) == 1
+    assert bench("wait", "b").returncode == (0 if code == 0 else 1)
+    bench("cancel", "a")
+    assert guest.wait() == 0 and bench.all_gone()
