@@ -118,9 +118,11 @@ class HeadSessions:
     def leave_to_the_next(self) -> None:
         """Stay, without a word, until the node agents have ended that were started here: another head leads
         them."""
+        if self._head_socket is not None:
+            self._head_socket.close()
+            self._head_socket = None
         while not all(command.look() for command in self._commands):
             time.sleep(1.0)
-        self._nodes.clear()
 
     def end_of(self, host: str) -> float | None:
         """When a host that joined ends, or would have, by the monotonic clock; None: it is not known."""

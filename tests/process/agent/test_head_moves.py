@@ -136,6 +136,7 @@ def test_the_head_leaves_before_its_allocation_ends_and_its_jobs_go_on_elsewhere
     assert guest.wait() == 0 and bench.all_gone()
 
 
+@pytest.mark.slow
 def test_an_agent_that_another_one_has_followed_writes_nothing_more(bench: Bench) -> None:
     agent = bench.start(bench.set_of(saves("a", steps=FOREVER, gpus=1)), *HERE)
     bench.ready("a")
