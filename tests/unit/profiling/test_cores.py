@@ -65,6 +65,7 @@ def test_its_share_reaches_another_host() -> None:
         left="",
         _name="n1",
         _inventory=(),
+        _parts={},
         _head=SimpleNamespace(send=lambda message: None),
         _launcher=SimpleNamespace(launch=launch, ready_for=lambda plan: True),
     )
