@@ -40,6 +40,9 @@ NO_FILE_S = 10.0
 """An agent that works for so long without a join file takes no hosts in (chosen): it writes one at its start,
 and a shared filesystem takes its time."""
 
+WORTHWHILE_S = 15.0
+"""Time that hosts which are not in the run have to work for an agent to be started for them (chosen)."""
+
 ROUND_S = 0.25
 """The longest wait in a round (chosen)."""
 
@@ -160,7 +163,7 @@ def _wait_for_agent(
         elif status is not None and status.state == "FINISHED":
             tell("the run is over")
             return None
-        elif end.left_s() > end.reserve_s:
+        elif end.left_s() > end.reserve_s + WORTHWHILE_S:
             head.look()
         if now > until:
             rundir.require()
