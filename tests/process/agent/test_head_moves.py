@@ -307,3 +307,19 @@ def test_an_end_that_no_head_has_seen_is_told_to_the_next(bench: Bench, code: in
     assert bench("wait", "b").returncode == (0 if code == 0 else 1)
     bench("cancel", "a")
     assert guest.wait() == 0 and bench.all_gone()
+
+
+@pytest.mark.slow
+def test_a_run_whose_time_is_up_goes_on_where_an_allocation_waits(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    cluster.ends_in(3600)
+    first = bench.start(bench.set_of(saves("a", steps=FOREVER, gpus=1)), *ALONE)
+    bench.ready("a")
+    guest = bench.start(*THERE, "--batch", "none", "--time", "48s", command="join")
+    bench.until(lambda: bench.status()["run"]["joined"], "far has joined")
+    cluster.shorten(first, 20)  # the other one does not last so much longer that all would go there
+    assert first.wait() == 75 and "stopped with 1 job left" in first.said
+    led_again(bench, guest)
+    bench.until(lambda: bench.states().get("a") == "RUNNING", "a goes on")
+    bench("cancel", "a")
+    assert guest.wait() == 0 and bench.all_gone()
