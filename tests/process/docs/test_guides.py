@@ -260,7 +260,7 @@ class Reader:
         """As in a shell that stays open: what it exports is there for the next ones."""
         kept = self.folder.parent / "exported"
         kept.touch()
-        script = f"set -e\n. {kept}\n{typed}\nexport -p >{kept}.new && mv {kept}.new {kept}\n"
+        script = f"set -e\n. {kept}\n{typed}\nexport -p >{kept}.$$ && mv {kept}.$$ {kept}\n"
         with self.output(typed).open("wb") as output:
             return subprocess.Popen(
                 ("bash", "-c", script),
