@@ -57,7 +57,7 @@ class NextHead:
         return False
 
     def look(self) -> None:
-        """Start an agent if the run has none, and nobody has wanted that."""
+        """Start an agent if the run has none, unless it was stopped or has ended."""
         now, status, record = time.monotonic(), last_status(self._rundir), self._rundir.read_record()
         options = kept_options(self._rundir)
         if status is None or record is None or options is None:
@@ -80,18 +80,9 @@ class NextHead:
         if webhook := next((one for one in options if one.startswith(_WEBHOOK)), None):  # others see an argv
             options = tuple(one for one in options if one != webhook)
             env[NOTIFY_WEBHOOK] = webhook.removeprefix(_WEBHOOK)
-        words = ("run", "--dir", str(self._rundir.root), "--resume", *self._batch_words, *options)
-        argv = (
-            sys.executable,
-            "-P",
-            "-m",
-            "hpcsched",
-            *words,
-            "--lead",
-            self._token,
-            str(self.number),
-            ",".join(self.hosts),
-        )
+        words = ["run", "--dir", str(self._rundir.root), "--resume", *self._batch_words, *options]
+        words += ["--lead", self._token, str(self.number), ",".join(self.hosts)]
+        argv = [sys.executable, "-P", "-m", "hpcsched", *words]
         try:
             # In a session of its own: what is said to this command is not said to the run.
             self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env, start_new_session=True)
