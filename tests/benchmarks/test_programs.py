@@ -101,7 +101,7 @@ def test_all_programs_that_have_samples_are_run(tmp_path: Path) -> None:
     programs = {path.stem for path in BENCHMARKS.glob("*.py")}
     helpers = {"common", "run_all", "exact_digits", "marble_training", "resize_training"}
     helpers |= {"advise", "allocations", "load", "lanes_gpu", "networks", "pack_gpu"}
-    helpers |= {"gains", "gains_ways", "queue_check", "queues"}
+    helpers |= {"gains", "gains_ways", "queue_check", "queues", "several_allocations"}
     helpers |= {"side_by_side", "vsw_gpu"}
     helpers |= {"vsw_policies", "lora", "lora_packed"}
     assert all(name in done.stderr for name in programs - helpers)

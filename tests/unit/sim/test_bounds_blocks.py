@@ -193,7 +193,7 @@ def random_schedule(jobs, blocks, rng):
 
 @pytest.mark.parametrize("types", [("",), ("", "fast one", "slow one")])
 @given(st.data(), st.randoms(use_true_random=False))
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_no_random_schedule_beats_them(types, data, rng):
     jobs, gpus = data.draw(job_sets(types[1:]))
     blocks = data.draw(some_blocks(gpus, types))
@@ -250,6 +250,6 @@ def runs_on_types(draw):
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @given(runs_on_types())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_no_policy_beats_them_on_gpus_of_several_types(policy, run):
     no_policy_beats_them(policy, *run)
