@@ -21,6 +21,10 @@ class RunClock:
         """The time of this clock at a Unix time, as far as is known now."""
         return self.now() + (wall - time.time()) * self.speed
 
+    def at_monotonic(self, at: float | None) -> float | None:
+        """The time of this clock at one of `time.monotonic`; None stays None (not known)."""
+        return None if at is None else self.now() + (at - time.monotonic()) * self.speed
+
     def skip(self, seconds: float) -> None:
         """Do not count `seconds` of real time, in which all processes of the run were stopped."""
         self._since += seconds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 
@@ -53,7 +52,7 @@ class HostChanges:
 
     def events(self) -> list[ev.Event]:
         """The hosts that have come since the last call, and those whose end has moved."""
-        ends = {host: self._on_run_clock(end) for host, end in self._remote.ends().items()}
+        ends = {host: self._clock.at_monotonic(end) for host, end in self._remote.ends().items()}
         at, events = self._clock.now(), list[ev.Event]()
         for devices, cores in self._remote.come():
             names = dict.fromkeys([*(one.host for one in devices), *(one.host for one in cores)])
@@ -70,9 +69,3 @@ class HostChanges:
             if moved_s > MOVED_S * self._clock.speed:
                 events.append(ev.HostEndMoved(at=at, host=host, end=end))
         return events
-
-    def _on_run_clock(self, end: float | None) -> float | None:
-        """The run's time of a monotonic one."""
-        if end is None:
-            return None
-        return self._clock.now() + (end - time.monotonic()) * self._clock.speed

@@ -55,6 +55,7 @@ _RECORD = re.compile(r"run\.json|status\.json|journal\.jsonl|job-use\.jsonl|devi
 
 _OF_RUN = re.compile(
     r"agent\.lock|agent\.log|agent\.options|agent-\d+|nodes\.log|report\.html|join(?:ed)?-[\w.-]+|cleaned\.json"
+    r"|pool\.(?:json|lock|log|order\.json)"
     r"|(?:run\.json|status\.json|journal\.jsonl)\.\d+\.bak"
     r"|\.status\.json\.spare\.[12]|\.[\w.-]+\.\d+\.tmp|\.probe\.\d+"
 )
@@ -64,6 +65,7 @@ _FOLDERS = {
     files.CALLS: Kind.RECORD,
     files.TRIALS: Kind.RESULT,
     "packs": Kind.OTHER,
+    "pool": Kind.OTHER,
 }
 """Folders of a run directory in which all is hpcsched's, besides that of its jobs. Functions that were
 submitted say what jobs are, as the journal does; of trials the best one's folder is left."""

@@ -202,8 +202,8 @@ class Bench:
                 agent.kill()
             agent.wait()
         record = self.rundir.read_record()
-        if record:
-            end_processes(find_orphans(record.id, []), 0.0)
+        if record:  # its agent may be one that a `join` has started
+            end_processes([(record.pid, record.started), *find_orphans(record.id, [])], 0.0)
 
 
 def _sockets(pid: int) -> set[str]:

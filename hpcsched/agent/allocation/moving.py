@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -81,7 +80,7 @@ class Moving:
         """The end of the agent's allocation, on the run's clock."""
         if self._token:
             own = (self._remote.end_of(host) for host in self._own)
-            return self._on_run_clock(min((end for end in own if end is not None), default=None))
+            return self._clock.at_monotonic(min((end for end in own if end is not None), default=None))
         # Nothing begins here any more while it is asked what a signal means.
         # While it is asked what a signal means, nothing begins here.
         possible = (self._ending.at, self._ending.told_end, self._leaves_by)
@@ -89,13 +88,7 @@ class Moving:
 
     def _ends(self) -> dict[str, float | None]:
         """When each host that has joined ends, on the run's clock."""
-        return {host: self._on_run_clock(end) for host, end in self._remote.ends().items()}
-
-    def _on_run_clock(self, end: float | None) -> float | None:
-        """The run's time of a monotonic one."""
-        if end is None:
-            return None
-        return self._clock.now() + (end - time.monotonic()) * self._clock.speed
+        return {host: self._clock.at_monotonic(end) for host, end in self._remote.ends().items()}
 
     def _outlasting(self) -> tuple[float | None, list[float | None]]:
         """The end of this allocation, and those of others that last longer."""

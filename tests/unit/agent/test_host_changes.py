@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpcsched.agent.clock import RunClock
 from hpcsched.agent.host_changes import HostChanges
 from hpcsched.core import events as ev
 from hpcsched.core.model import Device
@@ -35,7 +35,8 @@ class Nodes:
 @pytest.mark.parametrize("speed", [1.0, 50.0])
 def test_who_comes_and_when_they_end(speed: float) -> None:
     driver, nodes = Driver(gpus=1), Nodes()
-    clock = SimpleNamespace(now=lambda: 100.0, speed=speed)
+    clock = RunClock(speed=speed)
+    clock.now = lambda: 100.0  # type: ignore[method-assign]
     known = ev.ProfilesLoaded(at=100.0, profiles=(a_profile("m", [1.0]),), gpu_type="test")
     changes = HostChanges(nodes, driver.machine, clock, lambda devices, at: (known,))  # type: ignore[arg-type]
     assert changes.events() == []

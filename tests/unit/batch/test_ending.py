@@ -86,14 +86,14 @@ class Scene:
             publish=lambda at: None,
         )
 
-    def agent(self) -> Agent:
+    def agent(self, *, lent: bool = False) -> Agent:
         """What hears the signals, in a batch system that ends jobs by SIGTERM."""
         hand = SimpleNamespace(
             machine=self.driver.machine,
             clock=RunClock(),
             journal=None,
             ending=self.ending,
-            moving=None,
+            moving=SimpleNamespace(for_a_join=True) if lent else None,
             observer=SimpleNamespace(message=self.said.append),
             ends_by=frozenset({signal.SIGTERM}),
             signals_all=frozenset({signal.SIGTERM, signal.SIGINT}),
@@ -131,6 +131,13 @@ def test_a_sigterm_is_asked_about_before_anything_is_done(reason: EndReason) -> 
     scene.hears(why(reason))
     assert scene.cause == f"batch:{reason}"
     assert 95 < scene.left_s <= 101
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_head_in_a_lent_allocation_leaves_signals_to_the_join(number: signal.Signals) -> None:
+    scene = Scene()
+    assert scene.agent(lent=True)._signal(number) == [] and scene.watch.why == 0 and not scene.said
+    assert scene.agent()._signal(number) or scene.watch.why or scene.said
 
 
 def test_an_end_that_comes_near_is_not_put_off_by_asking_again() -> None:

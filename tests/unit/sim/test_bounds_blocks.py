@@ -114,6 +114,7 @@ def test_the_lp_proves_more_than_area_and_path(monkeypatch):
     assert both(jobs, *blocks)[0] < with_lp * 0.9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [1, 2])
 @given(job_sets())
 @settings(max_examples=60)
@@ -191,6 +192,7 @@ def random_schedule(jobs, blocks, rng):
     return [ends[i] for i in range(len(jobs))]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("types", [("",), ("", "fast one", "slow one")])
 @given(st.data(), st.randoms(use_true_random=False))
 @settings(max_examples=75)
@@ -222,6 +224,7 @@ def runs(draw):
     return specs, models, draw(some_blocks(gpus))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @given(runs())
 @settings(max_examples=25)
@@ -248,6 +251,7 @@ def runs_on_types(draw):
     return specs, models, blocks, on_types
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @given(runs_on_types())
 @settings(max_examples=15)

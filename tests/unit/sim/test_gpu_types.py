@@ -75,6 +75,7 @@ def types(machine: Machine, gpus: Sequence[int]) -> set[str]:
     return {there[gpu].stands_for for gpu in gpus}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("seed", range(6))
 def test_every_step_is_done_once_and_no_lease_mixes_types(policy: str, seed: int) -> None:

@@ -61,6 +61,7 @@ def counts(machine: Machine, gpus: Sequence[int]) -> list[int]:
     return list(Counter(machine.ledger.host_of(gpu) for gpu in gpus).values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_step_is_done_once_and_no_sooner_than_can_be(policy: str, seed: int) -> None:
@@ -101,6 +102,7 @@ def unequal(policy: str) -> set[str]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_leases_of_stream_workers_alone_are_unequal(policy: str) -> None:
     assert unequal(policy) == (set() if policy == "planner" else {"vsw"})

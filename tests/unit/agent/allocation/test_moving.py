@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpcsched.agent.allocation.moving import LEAVE_S, LONGER_S, Moving
+from hpcsched.agent.clock import RunClock
 from hpcsched.core import events as ev
 from hpcsched.core.model import Device
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -50,7 +51,8 @@ class Scene:
         self.nodes, self.said = Nodes(), list[str]()
         self.ending: Any = SimpleNamespace(at=deadline, told_end=None)
         self.driver.now = NOW
-        clock: Any = SimpleNamespace(now=lambda: self.driver.now, speed=1.0)
+        clock = RunClock()
+        clock.now = lambda: self.driver.now  # type: ignore[method-assign]
         self.moving = Moving(
             self.nodes, self.driver.machine, clock, self.ending, token=token, lent=lent, tell=self.said.append
         )

@@ -62,6 +62,16 @@ def test_on_its_own_it_only_shows(here: Path) -> None:
     assert refused.exit_code == 2 and run.is_dir() and other.is_dir()
 
 
+def test_nothing_is_left_of_a_run_over_several_allocations(here: Path) -> None:
+    run = over(here / "hpcsched-run")
+    for name in ("agent-12", "agent.options", "join-0a1b2c", "joined-0a1b2c-own", "pool.json", "pool.lock"):
+        (run / name).write_text("{}")
+    (run / "pool").mkdir()
+    (run / "pool" / "pool-0a-1-77.out").write_text("said\n")
+    code, said = clean(run, "--yes")
+    assert code == 0 and "stays" not in said and not run.exists()
+
+
 def test_runs_of_other_directories_are_removed_only_by_name(here: Path) -> None:
     run, other = over(here / "hpcsched-run"), over(here / "other" / "r", run_id="2" * 32)
     young = over(here / "hpcsched-run-2", run_id="3" * 32, age_s=60.0)
