@@ -73,17 +73,20 @@ def test_what_runs_elsewhere_goes_on_without_the_head_and_under_the_next(bench: 
 
 @pytest.mark.slow
 def test_a_job_on_a_host_that_died_with_the_head_waits_until_it_surely_has_and_goes_on(bench: Bench) -> None:
-    file = bench.set_of(saves("a", steps=FOREVER, gpus=1), saves("b", steps=FOREVER, gpus=1))
+    file = bench.set_of(*(saves(name, steps=FOREVER, gpus=1) for name in "abcd"))
     first = bench.start(file, *HERE)
     bench.ready("a")
     guest = bench.start(*THERE, "--devices", "cpu:2", command="join")
-    bench.ready("b")
+    bench.ready("b", "c")
     killed_with_its_node(first)
     led_again(bench, guest)
-    bench.until(lambda: bench.states() == {"a": "PENDING", "b": "RUNNING"}, "b goes on")
+    now = {"a": "PENDING", "b": "RUNNING", "c": "RUNNING", "d": "PENDING"}
+    bench.until(lambda: bench.states() == now, "b and c go on")
     assert "HostSilent" in bench("explain", "a", "--json").stdout
+    assert attempts(bench) == {"a": [(0,)], "b": [(1,)], "c": [(2,)], "d": []}, "nothing starts there"
+    bench("cancel", "c", "d")
     bench.until(lambda: bench.states()["a"] == "RUNNING", "a starts again")
-    assert attempts(bench) == {"a": [(0,), (2,)], "b": [(1,)]}
+    assert attempts(bench)["a"] == [(0,), (2,)]
     bench("cancel", "a", "b")
     assert guest.wait() == 0 and bench.all_gone()
 

@@ -85,6 +85,15 @@ def test_of_many_one_has_the_number(rundir: RunDir) -> None:
         assert sorted(pool.map(claim, range(8))) == [0] * 7 + [7]
 
 
+def test_of_two_that_saw_the_same_one_has_the_number(rundir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "_claims", lambda rundir: {})
+    assert claim_number(rundir) == 1
+    claim = (rundir.root / "agent-1").read_text()
+    with pytest.raises(RunDirError):
+        claim_number(rundir)
+    assert (rundir.root / "agent-1").read_text() == claim
+
+
 def test_a_number_that_is_given_up_can_be_had_again_but_not_one_in_use(rundir: RunDir) -> None:
     give_up_number(rundir, claim_number(rundir))
     assert claim_number(rundir) == 1

@@ -53,3 +53,5 @@ def test_files_are_named_as_they_are_found_from_anywhere(
     (tmp_path / "p.toml").write_text("")
     call("jobs.toml", "--profiles", "p.toml", "--profiles", "marble-summit")
     assert told == [(f"--profiles={tmp_path / 'p.toml'}", "--profiles=marble-summit")]
+    call("jobs.toml", "--checkpoints", "to-come", "--metrics-file", "m.prom")
+    assert set(told[1]) == {f"--checkpoints={tmp_path / 'to-come'}", f"--metrics-file={tmp_path / 'm.prom'}"}
