@@ -41,7 +41,7 @@ NO_FILE_S = 10.0
 and a shared filesystem takes its time."""
 
 WORTHWHILE_S = 15.0
-"""Time that hosts which are not in the run have to work for an agent to be started for them (chosen)."""
+"""Time that hosts which are not in the run have to work for them to join, or to lead it, again (chosen)."""
 
 ROUND_S = 0.25
 """The longest wait in a round (chosen)."""
@@ -418,7 +418,8 @@ class Membership:
         status = last_status(self._rundir)
         if status is not None and status.state == "FINISHED":
             return Parted.OVER
-        return Parted.LEFT if self._end.left_s() <= self._end.reserve_s else Parted.LOST
+        over = self._end.left_s() <= self._end.reserve_s + WORTHWHILE_S  # for a run that may have moved on
+        return Parted.LEFT if over else Parted.LOST
 
     def close(self) -> None:
         """End what has been started here, and forget the keys."""
