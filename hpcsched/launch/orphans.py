@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 
 from hpcsched.contract import variables
-from hpcsched.launch.proc import stat, wait_ended
+from hpcsched.launch.proc import environment, stat, wait_ended
 
 Process = tuple[int, int]
 """(pid, start time in clock ticks since boot)."""
@@ -32,7 +32,7 @@ def find_orphans(run_id: str, known: Iterable[Process], *, by: str = variables.R
     """
     expected = dict(known)
     entry = os.fsencode(f"{by}={run_id}")
-    return _ours(lambda pid, start: expected.get(pid) == start or entry in _environment(pid))
+    return _ours(lambda pid, start: expected.get(pid) == start or entry in environment(pid))
 
 
 def kill_marked(marks: Mapping[str, str]) -> list[Process]:
@@ -63,7 +63,7 @@ def marked(pids: Iterable[int], marks: Mapping[str, str]) -> set[int]:
 
 def _has_marks(pid: int, marks: Mapping[str, str]) -> bool:
     entries = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
-    return bool(entries) and entries <= set(_environment(pid))
+    return bool(entries) and entries <= set(environment(pid))
 
 
 def _ours(wanted: Callable[[int, int], bool]) -> list[Process]:
@@ -160,11 +160,6 @@ class _Targets:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
-
-
-def _environment(pid: int) -> list[bytes]:
-    with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
-        return file.read().split(b"\0")
 
 
 def self_and_ancestors() -> set[int]:

@@ -33,6 +33,31 @@ def stat(pid: int) -> Stat | None:
     return Stat(fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[19]))
 
 
+def environment(pid: int) -> list[bytes]:
+    """The entries NAME=value that a process was started with; OSError if it is gone or not ours to look into.
+
+    A process in the middle of an exec shows none for some microseconds: it is looked at again, for at most
+    50 ms. One that has no memory of its own (a kernel thread, a zombie) shows none at all.
+    """
+    for _ in range(50):
+        if (found := _read(pid, "environ")) or _read(pid, "cmdline") or not _has_program(pid):
+            return [entry for entry in found.split(b"\0") if entry]
+        time.sleep(0.001)
+    return []
+
+
+def _read(pid: int, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123
+        return file.read()
+
+
+def _has_program(pid: int) -> bool:
+    try:
+        return bool(os.readlink(f"/proc/{pid}/exe"))  # noqa: PTH115
+    except OSError:
+        return False
+
+
 def group_exists(group: int) -> bool:
     """Whether a process group has processes, zombies too, that we could signal."""
     try:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from hpcsched.contract.variables import NODE
 from hpcsched.launch.orphans import Process, end_processes, find_orphans
+from hpcsched.launch.proc import environment
 
 GRACE_S = 2.0
 """Time that workers get to save after SIGTERM (chosen): the head waits little longer (`host.FENCE_S`)."""
@@ -30,17 +31,14 @@ def marked(processes: list[Process], marks: Iterable[str] = (), *, life: str | N
     wanted, begins = {f"{NODE}={one}".encode() for one in marks}, f"{NODE}={life}:".encode()
 
     def is_one(pid: int) -> bool:
-        variables = _environment(pid)
+        try:
+            variables = environment(pid)
+        except OSError:
+            return False
         of_life = life is not None and any(one.startswith(begins) for one in variables)
         return of_life or not wanted.isdisjoint(variables)
 
     return {process for process in processes if is_one(process[0])}
-
-
-def _environment(pid: int) -> list[bytes]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
-        return file.read().split(b"\0")
-    return []
 
 
 class Guard:

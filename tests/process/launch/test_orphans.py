@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched.launch import proc
 from hpcsched.launch.orphans import Process, end_processes, find_orphans
 from hpcsched.launch.proc import Stat, stat
 
@@ -58,6 +59,37 @@ def test_found_by_environment_and_by_record(run_id: str) -> None:
     assert end_processes([worker], 5) == []
     assert not alive(worker)
     assert find_orphans(run_id, [worker]) == []
+
+
+@pytest.mark.parametrize("times", [0, 3])
+def test_a_process_in_the_middle_of_an_exec_is_looked_at_again(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, sees = list[str](), proc._read
+
+    def blank_at_first(pid: int, name: str) -> bytes:
+        seen.append(name)
+        return b"" if len(seen) <= 2 * times else sees(pid, name)
+
+    monkeypatch.setattr(proc, "_read", blank_at_first)
+    assert proc.environment(os.getpid()) == sees(os.getpid(), "environ").strip(b"\0").split(b"\0")
+    assert seen == ["environ", "cmdline"] * times + ["environ"]
+
+
+@pytest.mark.parametrize(("program", "looks"), [(False, 1), (True, 50)])
+def test_a_process_that_shows_nothing_is_not_waited_for_long(
+    program: bool, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[str]()
+
+    def blank(pid: int, name: str) -> bytes:
+        seen.append(name)
+        return b""
+
+    monkeypatch.setattr(proc, "_read", blank)
+    monkeypatch.setattr(proc, "_has_program", lambda pid: program)  # a kernel thread has none
+    assert proc.environment(os.getpid()) == []
+    assert seen.count("environ") == looks
 
 
 def test_ourselves_and_our_ancestors_are_spared(run_id: str) -> None:
