@@ -105,6 +105,16 @@ class ProfileSource:
         find = self._finder() if others else None
         return {each: measured_on(each, models, find) for each in types if find and each in others}
 
+    def not_measured(self, models: set[str], blocks: Sequence[Block]) -> list[str]:
+        """A line for each of the other types of GPU on which some of the models were never measured."""
+        own = allocations.first_type(blocks) or "the first type"
+        notes = []
+        for gpu_type, found in self.on_types(models, blocks).items():
+            if missing := sorted(models - {profile.model for profile in found}):
+                those = ", ".join(missing[:3]) + ", ..." * (len(missing) > 3)
+                notes.append(f"no profile of {those} on {gpu_type}: taken to be as fast there as on {own}")
+        return notes
+
     def _finder(self) -> FindProfiles:
         from hpcsched.cli.profile.lookup import profile_finder
 
@@ -196,6 +206,7 @@ def of_file(
         trainings=replace(on_cores, files=on_cores.files or (SHIPPED,)).trainings() if some else {},
         policy=file.policy,
         options=file.policy_options,
+        notes=source.not_measured(models, blocks),
         file=True,
         blocks=blocks,
     )
@@ -229,7 +240,7 @@ def of_trace(
             where=str(path), got=got, accepted="jobs that fit, or more --gpus-per-node and --nodes"
         )
     models = {job.model for job in read.jobs} - {profile.model for profile in read.profiles}
-    notes = []
+    notes = list[str]()
     if read.left_out:
         notes.append(f"{plural(read.left_out, 'job')} left out: more GPUs asked for than there are")
     if read.rounded:
@@ -241,7 +252,7 @@ def of_trace(
         on_types=source.on_types({job.model for job in read.jobs}, blocks),
         gpus=gpus,
         nodes=nodes,
-        notes=["; ".join(notes)] if notes else [],
+        notes=[*(["; ".join(notes)] if notes else []), *source.not_measured(models, blocks)],
         blocks=blocks,
     )
 

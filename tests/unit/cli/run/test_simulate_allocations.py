@@ -267,6 +267,15 @@ def test_each_type_goes_by_its_own_profiles_whichever_comes_first(
     assert result["makespan_s"] >= result["lower_bound_s"] * (1 - 1e-9)
 
 
+def test_a_type_on_which_nothing_was_measured_is_said(place: Path) -> None:
+    write_typed(place, jobs=("a", "b"))
+    words = ("--allocation", "1:A100@0", "--allocation", "1:L40@0")
+    done = call(*TYPED, *words)
+    assert done.exit_code == 0
+    assert done.stderr == "hpcsched: no profile of m on L40: taken to be as fast there as on A100\n"
+    assert call(*TYPED, "--allocation", "1:A100@0", "--allocation", "1:H200@0").stderr == ""
+
+
 @pytest.mark.parametrize(
     ("more", "asked", "said"),
     [
