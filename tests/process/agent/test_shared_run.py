@@ -18,7 +18,7 @@ def modes(bench: Bench) -> list[int]:
 
 def test_no_secret_is_opened_to_a_group(bench: Bench) -> None:
     group = grp.getgrgid(os.getegid()).gr_name
-    secret = job("a", "true", env={"WANDB_API_KEY": "1234"})
+    secret = job("a", "true", env={"WANDB_API_KEY": "not-to-be-seen"})
     private, shared = bench.set_of(secret), ["--share", group]
     assert bench("run", private, *CPU).returncode == 0
     before = modes(bench)
@@ -30,8 +30,8 @@ def test_no_secret_is_opened_to_a_group(bench: Bench) -> None:
 def test_a_shared_run_refuses_secrets_in_each_life(bench: Bench) -> None:
     group = grp.getgrgid(os.getegid()).gr_name
     assert bench("run", bench.set_of(job("a", "true")), *CPU, "--share", group).returncode == 0
-    secret = job("b", "true", env={"WANDB_API_KEY": "1234"})
+    secret = job("b", "true", env={"WANDB_API_KEY": "not-to-be-seen"})
     done = bench("run", "--resume", bench.set_of(job("a", "true"), secret), *CPU)
     assert done.returncode == 2 and "job b.env.WANDB_API_KEY" in done.stderr, done.stderr
-    assert "1234" not in bench.rundir.journal.read_text()
+    assert "not-to-be-seen" not in bench.rundir.journal.read_text()
     assert modes(bench) == [0o2750, 0o640]
