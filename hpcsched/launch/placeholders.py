@@ -14,9 +14,9 @@ def fill_placeholders(
 ) -> tuple[tuple[str, ...], Mapping[str, str]]:
     """The command and variables of one host's plan, with placeholders replaced.
 
-    `plan.devices` are the host's own. `{world_size}` counts
-    processes where the job says how many, else GPUs, as a launcher starts a rank on each. Variables of the
-    contract stay as they are, but for the job's arguments.
+    `plan.devices` are the host's own. `{world_size}` counts processes where the job says how many, else GPUs,
+    as a launcher starts a rank on each. Variables of the contract stay as they are, but for the job's
+    arguments.
     """
     gpus = len(plan.devices)
     each = plan.processes if not plan.per_rank and plan.processes > 1 else gpus

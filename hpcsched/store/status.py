@@ -18,11 +18,11 @@ from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
 from hpcsched.printing import said_bytes
 from hpcsched.store.rundir import MAX_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, STALE_AFTER_S, RunDir, agent_alive
 
-FOLLOWED_WITHIN_S = 90.0
-"""Age of the last sign of an agent after which none follows it by itself any more (chosen)."""
-
 if TYPE_CHECKING:
     from hpcsched.store.registry import RegisteredRun
+
+FOLLOWED_WITHIN_S = 90.0
+"""Age of the last sign of an agent after which none follows it by itself any more (chosen)."""
 
 
 class AgentStatus(msgspec.Struct, kw_only=True):

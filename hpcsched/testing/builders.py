@@ -399,7 +399,7 @@ def state_of(machine: Machine) -> dict[str, Any]:
         "free": machine.ledger.free,
         "holder": machine.own.holder,
         "active": sorted(machine.run.active),
-        "waiting": list(machine.own.queue.walk(lambda need, nodes, uneven: True)),
+        "waiting": list(machine.own.queue.walk()),
         "arrivals": sorted(machine.waiting.arrivals),
         "profiles": machine.estimates.profiles,
         "observed": machine.estimates.observed,
@@ -426,4 +426,4 @@ def _lanes(machine: Machine) -> dict[str, Any]:
     """The background lanes, comparable with ==."""
     background = machine.mechanism(Background)
     kept = {field.name: getattr(background.lanes, field.name) for field in fields(background.lanes)}
-    return {**kept, "waiting": list(background.queue.walk(lambda need, nodes, uneven: True))}
+    return {**kept, "waiting": list(background.queue.walk())}

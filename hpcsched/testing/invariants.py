@@ -247,10 +247,7 @@ def _check_lanes(machine: Machine) -> None:
     assert lanes.speeds.keys() <= machine.run.active.keys(), "a speed of a job that does not run is kept"
     idle = machine.ledger.devices.keys() - machine.own.holder.keys() - lanes.holder.keys()
     if idle and machine.decisions.policy and machine.decides:
-        waiting = (
-            machine.run.jobs[i]
-            for i in machine.mechanism(Background).queue.walk(lambda need, nodes, uneven: True)
-        )
+        waiting = (machine.run.jobs[i] for i in machine.mechanism(Background).queue.walk())
         late = (
             reason is not None and reason.why is Why.WALLTIME_TOO_SHORT
             for reason in map(machine.waiting_reason, waiting)

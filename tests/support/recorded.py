@@ -126,7 +126,7 @@ def picture(machine: Machine) -> dict[str, Any]:
         return ""
 
     def line(queue: Any) -> list[int]:
-        return list(queue.walk(lambda need, nodes, uneven: True))
+        return list(queue.walk())
 
     def lease(target: Target | None) -> Any:
         """What a job is to have; of cores what it has of them is told elsewhere."""

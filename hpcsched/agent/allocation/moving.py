@@ -81,7 +81,6 @@ class Moving:
         if self._token:
             own = (self._remote.end_of(host) for host in self._own)
             return self._clock.at_monotonic(min((end for end in own if end is not None), default=None))
-        # Nothing begins here any more while it is asked what a signal means.
         # While it is asked what a signal means, nothing begins here.
         possible = (self._ending.at, self._ending.told_end, self._leaves_by)
         return min((end for end in possible if end is not None), default=None)

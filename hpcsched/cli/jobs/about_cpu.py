@@ -72,7 +72,7 @@ def _before(machine: Machine, job: Job) -> str:
     from hpcsched.policy.cpu.configurations import Rules
 
     rules = Rules.of(job.spec.strategy)
-    waiting = _cpu(machine).queue.walk(lambda need, nodes, uneven: True)
+    waiting = _cpu(machine).queue.walk()
     before = plural(sum(1 for _ in takewhile(lambda job_id: job_id != job.id, waiting)), "job")
     free = {
         host: sum(_cpu(machine).room(host, lent=True).values()) / WHOLE for host in _cpu(machine).cores.hosts

@@ -105,16 +105,6 @@ class ProfileSource:
         find = self._finder() if others else None
         return {each: measured_on(each, models, find) for each in types if find and each in others}
 
-    def not_measured(self, models: set[str], blocks: Sequence[Block]) -> list[str]:
-        """A line for each of the other types of GPU on which some of the models were never measured."""
-        own = allocations.first_type(blocks) or "the first type"
-        notes = []
-        for gpu_type, found in self.on_types(models, blocks).items():
-            if missing := sorted(models - {profile.model for profile in found}):
-                those = ", ".join(missing[:3]) + ", ..." * (len(missing) > 3)
-                notes.append(f"no profile of {those} on {gpu_type}: taken to be as fast there as on {own}")
-        return notes
-
     def _finder(self) -> FindProfiles:
         from hpcsched.cli.profile.lookup import profile_finder
 
@@ -125,6 +115,18 @@ class ProfileSource:
         from hpcsched.cli.profile.lookup import parallel_programs
 
         return parallel_programs(database_path(self.database), models)
+
+
+def _not_measured(
+    on_types: Mapping[str, Sequence[Profile]], models: set[str], blocks: Sequence[Block]
+) -> list[str]:
+    """A line for each of the other types of GPU on which some of the models were never measured."""
+    own, notes = allocations.first_type(blocks) or "the first type", list[str]()
+    for gpu_type, found in on_types.items():
+        if missing := sorted(models - {profile.model for profile in found}):
+            those = ", ".join(missing[:3]) + ", ..." * (len(missing) > 3)
+            notes.append(f"no profile of {those} on {gpu_type}: taken to be as fast there as on {own}")
+    return notes
 
 
 @dataclass(frozen=True)
@@ -193,12 +195,12 @@ def of_file(
     models = {job.model for job in on_gpus}
     gpus = needed(gpus) if on_gpus and not blocks else gpus or 0
     _check_fits(file.jobs, gpus, nodes, blocks, str(path))
-    some = len(on_gpus) < len(file.jobs)
+    some, on_types = len(on_gpus) < len(file.jobs), source.on_types(models, blocks)
     return Scenario(
         where=path.name,
         jobs=file.jobs,
         profiles=source.of(models, blocks),
-        on_types=source.on_types(models, blocks),
+        on_types=on_types,
         parallel=source.parallel(models),
         gpus=gpus,
         nodes=nodes,
@@ -206,7 +208,7 @@ def of_file(
         trainings=replace(on_cores, files=on_cores.files or (SHIPPED,)).trainings() if some else {},
         policy=file.policy,
         options=file.policy_options,
-        notes=source.not_measured(models, blocks),
+        notes=_not_measured(on_types, models, blocks),
         file=True,
         blocks=blocks,
     )
@@ -240,6 +242,7 @@ def of_trace(
             where=str(path), got=got, accepted="jobs that fit, or more --gpus-per-node and --nodes"
         )
     models = {job.model for job in read.jobs} - {profile.model for profile in read.profiles}
+    on_types = source.on_types({job.model for job in read.jobs}, blocks)
     notes = list[str]()
     if read.left_out:
         notes.append(f"{plural(read.left_out, 'job')} left out: more GPUs asked for than there are")
@@ -249,10 +252,10 @@ def of_trace(
         where=path.name,
         jobs=read.jobs,
         profiles=(*read.profiles, *source.of(models, blocks)),
-        on_types=source.on_types({job.model for job in read.jobs}, blocks),
+        on_types=on_types,
         gpus=gpus,
         nodes=nodes,
-        notes=[*(["; ".join(notes)] if notes else []), *source.not_measured(models, blocks)],
+        notes=[*(["; ".join(notes)] if notes else []), *_not_measured(on_types, models, blocks)],
         blocks=blocks,
     )
 

@@ -33,8 +33,9 @@ Meets = Callable[[Asked], bool]
 """Whether needs are met."""
 
 
-def _could(asked: Asked, fits: Fits, meets: Meets | None) -> bool:
-    return fits(asked.gpus, asked.nodes, asked.uneven) and (meets is None or meets(asked))
+def _could(asked: Asked, fits: Fits | None, meets: Meets | None) -> bool:
+    there = fits is None or fits(asked.gpus, asked.nodes, asked.uneven)
+    return there and (meets is None or meets(asked))
 
 
 class WaitingQueue:
@@ -103,9 +104,9 @@ class WaitingQueue:
         """Whether some waiting job could start."""
         return any(_could(key, fits, meets) for (_, key), heap in self._heaps.items() if self._head(heap))
 
-    def walk(self, fits: Fits, meets: Meets | None = None) -> Iterator[int]:
-        """Waiting jobs in order that could start; `fits` is asked anew before each. `meets`: whether
-        needs are met (None: all are)."""
+    def walk(self, fits: Fits | None = None, meets: Meets | None = None) -> Iterator[int]:
+        """Waiting jobs in order that could start; `fits` is asked anew before each (None: all do). `meets`:
+        whether needs are met (None: all are)."""
         passed: list[tuple[list[Entry], Entry]] = []
         try:
             while True:

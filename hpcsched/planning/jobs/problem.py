@@ -102,7 +102,7 @@ class Problem:
                 returning.append(job)
         self.running = range(len(self.works))
         if waiting is None:
-            queue = view.queue.walk(lambda need, nodes, uneven: True)
+            queue = view.queue.walk()
             waiting = [*(view.jobs[job_id] for job_id in islice(queue, window)), *returning]
         for job in waiting:
             self._add(job)

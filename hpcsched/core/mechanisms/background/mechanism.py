@@ -203,7 +203,7 @@ class Background(Mechanism):
         return any(isinstance(decision, Yield) and decision.costly for decision in decisions)
 
     def _waiting(self) -> Iterator[Job]:
-        return (self._run.jobs[job_id] for job_id in self.queue.walk(lambda need, nodes, uneven: True))
+        return (self._run.jobs[job_id] for job_id in self.queue.walk())
 
     def _start(self, job: Job, decision: Share) -> None:
         free = decision.gpu in self._ledger.devices and decision.gpu not in self.lanes.holder

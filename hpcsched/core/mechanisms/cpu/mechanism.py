@@ -243,7 +243,7 @@ class Cpu(Mechanism):
                         self._out.note(decision.job, decision.reason)
 
     def _waiting(self) -> Iterator[Job]:
-        return (self._run.jobs[job_id] for job_id in self.queue.walk(lambda need, nodes, uneven: True))
+        return (self._run.jobs[job_id] for job_id in self.queue.walk())
 
     def _start(self, job: Job, decision: StartOnCores) -> None:
         if job.id not in self.queue or decision.host not in self.cores.hosts:

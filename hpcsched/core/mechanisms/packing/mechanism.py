@@ -130,7 +130,7 @@ class Packing(Mechanism):
         return any(one.on(gpu) for one in others)
 
     def _waiting(self) -> Iterator[Job]:
-        return (self._run.jobs[job_id] for job_id in self._own.queue.walk(lambda need, nodes, uneven: True))
+        return (self._run.jobs[job_id] for job_id in self._own.queue.walk())
 
     def _ride(self, job: Job, decision: Ride) -> None:
         gpu = decision.gpu

@@ -304,7 +304,7 @@ class Sharing(Mechanism):
         return any(one.on(gpu) for one in others)
 
     def _waiting(self) -> Iterator[Job]:
-        return (self._run.jobs[job_id] for job_id in self._own.queue.walk(lambda need, nodes, uneven: True))
+        return (self._run.jobs[job_id] for job_id in self._own.queue.walk())
 
     def _join(self, job: Job, decision: Join) -> None:
         members = self.members(decision.gpu)

@@ -102,7 +102,7 @@ def test_jobs_whose_needs_are_not_met_are_passed_without_being_walked() -> None:
         asked.append(job.needs)
         return job.needs is None
 
-    assert list(queue.walk(lambda need, nodes, uneven: True, meets)) == [2000]
+    assert list(queue.walk(meets=meets)) == [2000]
     assert len(asked) < 10
     assert queue.any_fits(lambda need, nodes, uneven: True, meets)
     queue.remove(2000)
@@ -116,6 +116,6 @@ def test_a_higher_priority_goes_first_and_equals_as_they_came():
     ):
         queue.add(job, arrival=arrival, need=need, priority=priority)
     assert queue.first() == 3
-    assert list(queue.walk(lambda need, nodes, uneven: True)) == [3, 1, 0, 2, 4]
+    assert list(queue.walk()) == [3, 1, 0, 2, 4]
     queue.add(4, arrival=0.0, need=1, priority=9)  # it was given another one
     assert list(queue.walk(lambda need, nodes, uneven: need == 1)) == [4, 3, 0]
