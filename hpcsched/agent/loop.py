@@ -16,6 +16,7 @@ from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
 from hpcsched.agent.staying import why_stuck
+from hpcsched.agent.stops import Stops
 from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
@@ -42,9 +43,6 @@ WORKER_SIGNAL_S = 2.0
 DURABLE_WITHIN_S = 1800.0
 """Time that states may take from memory to disk when nothing is left to run (chosen)."""
 
-STOP_NOTICED_S = 5.0
-"""A wait that is longer than asked for by this much means that all processes were stopped (chosen)."""
-
 
 class RunOutcome(StrEnum):
     """The end of an agent's run; the values are run states of status.json."""
@@ -67,7 +65,7 @@ class Agent:
         self._machine, self._clock = resources.machine, resources.clock
         self._recorder = Recorder(resources.machine, resources.journal)
         self._done_commands = commands or set()
-        self._interrupts, self._warned = 0, False
+        self._interrupts, self._warned, self._stops = 0, False, Stops()
         self.killed = False
         """Whether the user has had all jobs killed."""
         self._progress_due = time.monotonic() + PROGRESS_PERIOD_S
@@ -160,14 +158,13 @@ class Agent:
 
     def _wait(self) -> None:
         events: list[ev.Event] = []
-        began, timeout_s = time.monotonic(), self._timeout_s()
-        ready = [key for key, _ in self._r.selector.select(timeout_s)]
-        events += self._after_a_stop(time.monotonic() - began - timeout_s)
+        ready = self._stops.wait(self._r.selector, self._timeout_s())
+        signals = b"".join(arrived(key.fd) for key in ready if key.data[0] == "wake")
+        events += self._after_a_stop(self._stops.lasted_s(continued=signal.SIGCONT in signals))
         # Signals first: a worker may have left because the batch system told all of us to end.
-        for key in sorted(ready, key=lambda key: key.data[0] != "wake"):
-            if key.data[0] == "wake":
-                events += self._signalled(key.fd)
-            elif key.data[0] != "hosts":
+        events += [event for number in signals for event in self._signal(signal.Signals(number))]
+        for key in ready:
+            if key.data[0] not in ("wake", "hosts"):
                 events += self._r.effects.on_readable(key)
         self._pump()
         events += self._of_the_end(self._r.ending.events())
@@ -260,13 +257,13 @@ class Agent:
         changes = self._r.host_changes
         return [*changes.lost(), *changes.events()] if changes else []
 
-    def _after_a_stop(self, late_s: float) -> list[ev.Event]:
-        """Where all of us were stopped (`scontrol suspend`), no job ran: that time does not count."""
-        if late_s < STOP_NOTICED_S:
+    def _after_a_stop(self, seconds: float) -> list[ev.Event]:
+        """Where all of us were stopped for so long (0: not at all), no job ran: that time does not count."""
+        if not seconds:
             return []
-        self._clock.skip(late_s)
-        self._tell(f"all was stopped for {late_s:.0f} s, which do not count as run time")
-        return self._r.ending.after_a_stop(late_s)
+        self._clock.skip(seconds)
+        self._tell(f"all was stopped for {seconds:.0f} s, which do not count as run time")
+        return self._r.ending.after_a_stop(seconds)
 
     # --- signals ----------------------------------------------------------------------------
 
@@ -274,14 +271,11 @@ class Agent:
         """SIGINT, SIGTERM and SIGHUP drain; SIGUSR2 is the batch system's warning.
 
         SIGUSR1 wakes the loop up, as workers send it when they have saved; where none was asked to,
-        it is taken for a warning too. SIGCONT, which Slurm adds to others, means nothing.
+        it is taken for a warning too. SIGCONT, which Slurm adds to others, tells of stops alone.
         """
         hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN  # as nohup leaves it
-        watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, *[signal.SIGHUP] * hangs_up]
-        return signals_wake(self._r.selector, watched)
-
-    def _signalled(self, descriptor: int) -> list[ev.Event]:
-        return [event for number in arrived(descriptor) for event in self._signal(signal.Signals(number))]
+        watched = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT]
+        return signals_wake(self._r.selector, [*watched, *[signal.SIGHUP] * hangs_up])
 
     def _signal(self, number: signal.Signals) -> list[ev.Event]:
         match number:
