@@ -78,7 +78,10 @@ class Agreement:
             self._at_once = False
             if address := os.environ.get("MASTER_ADDR"):
                 listen_towards(address)  # by itself gloo takes what the host's name leads to
-            self._group = dist.new_group(backend="gloo", timeout=self._within)
+            try:
+                self._group = dist.new_group(backend="gloo", timeout=self._within)
+            except RuntimeError as error:  # one that ends while all connect
+                raise self._alone(error) from error
             self._world = dist.group.WORLD
         return True
 
@@ -96,6 +99,9 @@ class Agreement:
         try:
             work.wait()
         except RuntimeError as error:
-            within = f"{self._within.total_seconds():g} s"
-            message = f"a rank has ended, or has not made this step within {within}: {error}"
-            raise LaunchError(message, transient=True) from error
+            raise self._alone(error) from error
+
+    def _alone(self, error: RuntimeError) -> LaunchError:
+        within = f"{self._within.total_seconds():g} s"
+        message = f"a rank has ended, or has not made this step within {within}: {error}"
+        return LaunchError(message, transient=True)

@@ -121,11 +121,11 @@ def test_a_rank_that_makes_fewer_steps_is_not_waited_for_for_ever(tmp_path: Path
 
 def one_fails(rank: int, store: Path) -> str:
     agree = Agreement()
-    agree(NOTHING)
     if rank:
-        return ""  # the process ends
+        agree(NOTHING)
+        return ""  # the process ends, perhaps before the other one has connected
     with pytest.raises(LaunchError) as raised:
-        for _ in range(2):
+        for _ in range(3):
             agree(NOTHING)
     return str(raised.value)
 
@@ -133,6 +133,24 @@ def one_fails(rank: int, store: Path) -> str:
 def test_a_rank_that_has_ended_is_seen(tmp_path: Path) -> None:
     said, _ = play(one_fails, tmp_path)
     assert "a rank has ended" in str(said)
+
+
+def test_a_rank_that_ends_while_all_connect_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: Any) -> Any:
+        raise RuntimeError("Connection closed by peer")
+
+    group = SimpleNamespace(WORLD=object())
+    played = SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_world_size=lambda: 2,
+        group=group,
+        new_group=refused,
+    )
+    monkeypatch.setattr(agreement, "dist", played)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(LaunchError, match="a rank has ended"):
+        Agreement()(NOTHING)
 
 
 def test_one_rank_answers_itself() -> None:
