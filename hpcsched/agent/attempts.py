@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcsched.agent.clock import monotonic
 from hpcsched.agent.followed import Followed
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import RendezvousCheck
@@ -66,7 +67,7 @@ class Resizing:
     gpus: tuple[int, ...]
     ranks: int
     joining: Workers | None
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=monotonic)
     failed: str = ""
     refused: bool = False
     done: Ready | None = None
@@ -100,7 +101,7 @@ class WatchedAttempt:
     ended: list[Workers] = field(default_factory=list)
     """Groups that were to join and have ended; their descriptors are still open."""
     ready: bool = False
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=monotonic)
     asked_to_save: float | None = None
     asked_to_leave: float | None = None
     """When it was asked to leave, or killed, first."""

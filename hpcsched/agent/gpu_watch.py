@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hpcsched.agent.clock import monotonic
 from hpcsched.core import events as ev
 from hpcsched.core.model import ComputeMode, Device
 from hpcsched.printing import gpus
@@ -54,7 +54,7 @@ class GpuWatch:
         publish: Callable[[Mapping[int, MeasuredGpu]], object],
         keep: Callable[[float, Sequence[Sample]], object] = lambda at, samples: None,
         tell: Callable[[str], object],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._monitor, self._ledger = monitor, ledger
         self._publish, self._keep, self._tell, self._clock = publish, keep, tell, clock

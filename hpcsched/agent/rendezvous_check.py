@@ -6,6 +6,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcsched.agent.clock import monotonic
+
 NOT_MET_AFTER_S, CHECK_EVERY_S = 60.0, 5.0
 """Time after the launch at which ranks that have not met are reported, and time between checks (chosen)."""
 
@@ -32,7 +34,7 @@ class RendezvousCheck:
 
     port: int
     ranks: int
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=monotonic)
     reported: bool = False
     """Whether it was reported that they have not met."""
     _look_at: float = 0.0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from math import inf
 
 from hpcsched.agent.admission import Admission
+from hpcsched.agent.clock import monotonic
 from hpcsched.core.machine import Machine
 from hpcsched.store.snapshot import SnapshotWriter
 from hpcsched.store.status import Idle, iso
@@ -31,7 +32,7 @@ class Staying:
         *,
         tell: Callable[[str], None],
         for_hosts_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._for_hosts_s = for_hosts_s
         self._most_s, self._snapshot, self._tell, self._clock = most_s, snapshot, tell, clock

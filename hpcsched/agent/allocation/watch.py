@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from queue import SimpleQueue
 
+from hpcsched.agent.clock import monotonic
 from hpcsched.batch.base import BatchSystem, EndReason, Preemption
 from hpcsched.errors import BatchError
 
@@ -50,7 +51,7 @@ class EndTimeAnswer:
     error: str = ""
     reason: EndReason | None = None
     of_end: bool = True
-    asked_at: float = field(default_factory=time.monotonic)
+    asked_at: float = field(default_factory=monotonic)
 
 
 def period_s(

@@ -1,0 +1,119 @@
+"""What must be true of a run that is over, by the ledger of its programs, its users' memory, and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobState
+from hpcsched.policy import make_policy
+from hpcsched.store.replay import replay
+from hpcsched.store.status import read_status
+
+from .world import World
+
+ALMOST_S = 1e-6
+
+
+def violations(world: World, machine: Machine) -> list[str]:
+    """What is wrong, each in a line; empty if nothing is."""
+    found = [
+        *_states(world, machine),
+        *_trainings(world),
+        *_counts(world, machine),
+        *_commands(world, machine),
+        *_records(world, machine),
+        *_left(world),
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _states(world: World, machine: Machine) -> Iterator[str]:
+    for job in machine.run.jobs.values():
+        name, finished = job.spec.name, world.ledger.finished.get(job.spec.name, 0)
+        if not job.state.final:
+            yield f"{name} is {job.state} at the end"
+        if job.state is JobState.COMPLETED and not finished:
+            yield f"{name} is COMPLETED, and has not come to its end"
+        if job.state is JobState.COMPLETED and job.step != job.spec.steps:
+            yield f"{name} is COMPLETED after step {job.step}"
+        if job.state is JobState.FAILED and (lost := world.ledger.failures(name)) <= job.spec.retries:
+            yield f"{name} is FAILED after {lost} failures of its program, with {job.spec.retries} retries"
+
+
+def _trainings(world: World) -> Iterator[str]:
+    """Each step once, or again from the newest state that was saved; never two attempts at once."""
+    anew = {doing.args[0] for doing in world.schedule.doings if doing.kind == "retry"}
+    for name in world.schedule.habits:
+        trained = world.ledger.of(name)
+        for before, after in pairwise(trained):
+            ended = before.ended
+            if ended is None or after.began < ended - ALMOST_S:
+                yield f"{name}: attempts {before.attempt} and {after.attempt} trained at once"
+            if after.attempt < before.attempt:  # the same one, where no agent has heard that it had begun
+                yield f"{name}: attempt {after.attempt} came after attempt {before.attempt}"
+            goes_on = before.saved <= after.begin and after.begin in (before.saved, before.end)
+            if not goes_on and not (after.begin == 0 and name in anew):
+                yield f"{name}: attempt {after.attempt} began at step {after.begin}, saved was {before.saved}"
+        if trained and trained[0].begin:
+            yield f"{name} began at step {trained[0].begin}"
+
+
+def _counts(world: World, machine: Machine) -> Iterator[str]:
+    for job in machine.run.jobs.values():
+        trained = world.ledger.of(job.spec.name)
+        again = sum(one.end - one.begin for one in trained) - job.step
+        if job.repeated > again:
+            yield f"{job.spec.name}: {job.repeated} steps are told to be repeated, {again} were"
+
+
+def _commands(world: World, machine: Machine) -> Iterator[str]:
+    """What was acknowledged has happened; what was not may have."""
+    names = machine.run.by_name
+    for sent, answer in world.answers.items():
+        command = world.sent[sent]
+        if answer.error:
+            asked = [spec.name for spec in command.jobs if spec.name in names]
+            if asked:
+                yield f"the submit of {asked} was refused ({answer.error}), and it is there"
+            continue
+        if command.command == "submit":
+            for spec in command.jobs:
+                if spec.name not in names:
+                    yield f"the submit of {spec.name} was acknowledged, and it is not there"
+        if command.command == "cancel" and all(answer.done):
+            for target in command.targets:
+                if not machine.run.jobs[target].state.final:
+                    yield f"the cancel of job {target} was acknowledged, and it goes on"
+    for sent in world.must_answer.keys() - world.answers.keys():
+        yield f"the {world.sent[sent].command} of {world.must_answer[sent]:.3f} was never answered"
+    for sent, command in world.sent.items():
+        if (world.rundir.inbox / "new" / sent).exists():
+            yield f"{command.command} still waits in the inbox"
+    for spec in world.schedule.jobs:
+        if spec.name not in names:
+            yield f"{spec.name} is lost"
+
+
+def _records(world: World, machine: Machine) -> Iterator[str]:
+    """The journal leads to the state that the last agent had, and the snapshot shows it."""
+    again = replay(world.rundir.journal, make_policy).machine
+    shown = {job.id: job for job in read_status(world.rundir).jobs}
+    for job in machine.run.jobs.values():
+        other = again.run.jobs.get(job.id)
+        for what in ("state", "step", "attempt", "saved_step", "failures", "repeated", "held"):
+            if other is None or getattr(other, what) != getattr(job, what):
+                there = None if other is None else getattr(other, what)
+                yield f"{job.spec.name}: {what} is {getattr(job, what)}, of the journal's replay {there}"
+        if job.id not in shown:
+            yield f"{job.spec.name} is not in the snapshot"
+        elif (seen := shown[job.id].state) != job.state:
+            yield f"{job.spec.name} is {job.state}, in the snapshot {seen}"
+
+
+def _left(world: World) -> Iterator[str]:
+    for program in world.living:
+        yield f"{program.job}: processes of attempt {program.attempt} are left"
+    for path in world.rundir.root.rglob("*.tmp"):
+        yield f"{path.relative_to(world.rundir.root)} is left"

@@ -1,0 +1,218 @@
+"""A schedule played: agents begin, die and begin again until the run is over; then it is checked."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hpcsched.agent import gpu_watch, recovery, start
+from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer
+from hpcsched.agent.hosts import Hosts
+from hpcsched.agent.loop import RunOutcome
+from hpcsched.agent.request import RunRequest
+from hpcsched.core import events as ev
+from hpcsched.core.actions import Action
+from hpcsched.core.machine import Machine
+from hpcsched.core.model import Device, HostCores
+from hpcsched.devices.base import Sample
+from hpcsched.core.profile import Profile
+from hpcsched.errors import HpcschedError
+from hpcsched.testing.invariants import check
+
+from .clock import VirtualSelector
+from .disk import Died
+from .schedule import Schedule
+from .world import HOST, VirtualBatch, World
+
+MOST_LIVES = 40
+
+
+class _Samples:
+    """`Monitor` without a thread."""
+
+    world: World
+    age_s, interval_s = 0.0, 5.0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._due = 0.0
+
+    def take(self) -> Sequence[Sample] | None:
+        if self.world.clock.monotonic < self._due:
+            return None
+        self._due = self.world.clock.monotonic + self.interval_s
+        lost = self.world.lost_gpus
+        return [
+            Sample(gpu=gpu, healthy=gpu not in lost, why="it fell off the bus" if gpu in lost else "")
+            for gpu in range(self.world.schedule.gpus)
+        ]
+
+    def close(self) -> bool:
+        return True
+
+
+class _Watch(AllocationWatch):
+    """Asks by the virtual clock, without a thread."""
+
+    world: World
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with mock.patch("threading.Thread"):
+            super().__init__(*args, **kwargs)
+        self._asks_why = False
+        self.kill_wait_s = self._batch.kill_wait()
+        self._regular()
+
+    def ask_now(self) -> None:
+        self.world.clock.after(0.2, lambda: self._answers.put(self._end()))
+
+    def ask_why(self) -> None:
+        def ask() -> None:
+            at, reason = self.world.clock.monotonic, self._reason()
+            self._answers.put(EndTimeAnswer(reason=reason, of_end=False, asked_at=at))
+            self._answers.put(self._end())
+
+        self.world.clock.after(0.2, ask)
+
+    def _regular(self) -> None:
+        def ask() -> None:
+            if not self._stopped:
+                self._answers.put(self._end())
+                self._regular()
+
+        self.world.clock.after(20.0, ask)
+
+
+class _Checks:
+    """An observer that checks the invariants after each event."""
+
+    def __init__(self, machine: Machine, say: Callable[[str], None]) -> None:
+        self._machine, self._say = machine, say
+
+    def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
+        check(self._machine)
+        if isinstance(event, ev.EventVoided):
+            raise AssertionError(f"an event was voided: {event}")
+
+    def tick(self, now: float) -> None: ...
+
+    def message(self, text: str, *, about: str = "") -> None:
+        self._say(text)
+
+
+@contextmanager
+def _no_descriptor_left() -> Iterator[None]:
+    """Close what an agent that died has left open, as its process would."""
+    before = set(map(int, os.listdir("/proc/self/fd")))
+    try:
+        yield
+    finally:
+        for fd in set(map(int, os.listdir("/proc/self/fd"))) - before:
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+
+
+def play(world: World) -> Machine:
+    """Play the schedule to the end of the run; the machine of the last agent."""
+    schedule, disk = world.schedule, world.disk
+    devices = tuple(Device(index=i, host=HOST, kind="cpu", handle=str(i)) for i in range(schedule.gpus))
+
+    def hosts(*_: Any) -> Hosts:
+        return Hosts(
+            kind="cpu",
+            speed=1.0,
+            inventory=devices,
+            launcher=world,
+            sample=list,
+            close=lambda: None,
+            cores=(HostCores(host=HOST, own=(0, 1, 2, 3)),),
+        )
+
+    selector = type("Selector", (VirtualSelector,), {"clock": world.clock})
+    samples = type("Samples", (_Samples,), {"world": world})
+    watch = type("Watch", (_Watch,), {"world": world})
+    instead: dict[Any, dict[str, Any]] = {
+        start: {
+            "_here": hosts,
+            "Monitor": samples,
+            "AllocationWatch": watch,
+            "alongside": lambda *_, **__: (),
+            "register": lambda *_: "",
+            "without_exec": lambda batch: False,
+        },
+        selectors: {"DefaultSelector": selector},
+        recovery: {
+            "find_orphans": world.find_orphans,
+            "end_processes": world.end_processes,
+            "marked": lambda *_: set(),
+        },
+    }
+    with ExitStack() as stack:
+        for module, names in instead.items():
+            stack.enter_context(mock.patch.multiple(module, **names))
+        stack.enter_context(world.clock.instead_of_time())
+        stack.enter_context(disk.instead_of_os())
+        for life in range(MOST_LIVES):
+            if (machine := _live(world, resume=life > 0)) is not None:
+                return machine
+            world.clock.sleep(world.random.choice((0.0, 0.1, 0.5, 3.0, 20.0)))
+    raise AssertionError(f"no end after {MOST_LIVES} lives")
+
+
+def profiles_of(schedule: Schedule, models: Iterable[str]) -> tuple[Profile, ...]:
+    """What was measured of the models of a schedule's jobs."""
+    return tuple(
+        Profile(
+            model=model,
+            device="cpu",
+            throughput={gpus: schedule.habits[model].rate * gpus for gpus in range(1, schedule.gpus + 1)},
+        )
+        for model in sorted(models)
+    )
+
+
+def _live(world: World, *, resume: bool) -> Machine | None:
+    """One agent; the machine if the run is over."""
+    schedule, disk = world.schedule, world.disk
+    world.begins()
+    request = RunRequest(
+        dir=world.rundir.root,
+        devices=f"cpu:{schedule.gpus}",
+        jobs=() if resume and world.rundir.begun else schedule.jobs,
+        policy=schedule.policy,
+        policy_options=schedule.options,
+        resume=resume and world.rundir.begun,
+        grace_s=schedule.grace_s,
+        margin_s=8.0,
+    )
+    say = world.said.append
+    say(f"--- a life begins at {world.clock.monotonic - 1000:.1f}")
+    with _no_descriptor_left():
+        disk.living, disk.dead = True, False
+        try:
+            result = start.run(
+                request,
+                batch=VirtualBatch(world),
+                find_profiles=lambda models, device: profiles_of(schedule, models),
+                find_layers=lambda model, device: None,
+                observe=lambda machine: _Checks(machine, say),
+            )
+        except Died:
+            say("died")
+            return None
+        except HpcschedError as error:
+            say(f"ended: {error}")
+            return None
+        finally:
+            disk.living = False
+            world.ended()
+            for program in world.programs:
+                program.close()
+    say(f"ended: {result.outcome}")
+    return result.machine if result.outcome is RunOutcome.FINISHED else None

@@ -1,0 +1,279 @@
+"""The world around an agent, on the virtual clock: programs, users, a batch system, and what goes wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from hpcsched.agent.inbox import Answer, Command, send
+from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, EndReason
+from hpcsched.batch.local import Local
+from hpcsched.core.model import JobSpec
+from hpcsched.decoding import decode_file
+from hpcsched.errors import BatchError, StoreError
+from hpcsched.launch.base import LaunchPlan
+from hpcsched.store.rundir import RunDir
+
+from .clock import VirtualClock
+from .disk import Died, Disk
+from .programs import FIRST_PID, Ledger, Program, SharedMemory
+from .schedule import Doing, Schedule
+
+HOST = "n1"
+CALM_AFTER_S = 100.0
+"""When users let all go on that they have held or suspended; nothing goes wrong any more."""
+ANSWERS_WITHIN_S = 3.0
+"""Time in which an agent answers a command."""
+OVER_AFTER_S = 600.0
+"""Time after which all must be over then; what is left is stuck."""
+KILL_WAIT_S = 10.0
+"""From the SIGTERM of the batch system to its SIGKILL."""
+
+
+class World:
+    """Everything but the agent. It outlives each agent."""
+
+    def __init__(self, schedule: Schedule, root: Path) -> None:
+        self.schedule, self.rundir = schedule, RunDir(root / "run")
+        self.clock = VirtualClock()
+        self.random = Random(schedule.seed ^ 0x5EED)
+        self.disk = Disk(root, self.random)
+        self.clock.around = self.disk.not_the_agent
+        self.ledger = Ledger()
+        self.programs: list[Program] = []
+        self.memory = SharedMemory(self.clock)
+        self.lost_gpus: set[int] = set()
+        self.sent: dict[str, Command] = {}
+        self.must_answer: dict[str, float] = {}
+        """The commands that an agent has had time to answer, undisturbed, and when they were sent."""
+        self.answers: dict[str, Answer] = {}
+        self.told_to_drain = False
+        self.limit: float | None = None
+        """When the batch job's time is up, as a Unix time."""
+        self.batch_silent_until = 0.0
+        self.reason = EndReason.NONE
+        self.calm = False
+        self._disturbed = 0
+        """How often an agent has gone, or the disk has failed."""
+        self.said: list[str] = []
+        self._next_pid = FIRST_PID
+        self._stopped_s = 0.0
+        for doing in schedule.doings:
+            self.clock.after(doing.at, lambda doing=doing: self._do(doing))
+        self.clock.after(1.0, self._looks_for_answers)
+        self.clock.after(CALM_AFTER_S, self._lets_all_go_on)
+
+    # --- the launcher -----------------------------------------------------------------------
+
+    def launch(self, plan: LaunchPlan) -> Program:
+        if self.disk.dead:
+            raise Died
+        ranks = len(plan.devices) if plan.per_rank else plan.processes
+        pids = range(self._next_pid, self._next_pid + ranks)
+        self._next_pid += ranks
+        habits = self.schedule.habits[plan.env["HPCSCHED_JOB_NAME"]]
+        program = Program(plan, pids, habits, self.clock, self.ledger, lambda: self.programs, self.memory)
+        self.programs.append(program)
+        return program
+
+    def ready_for(self, plan: LaunchPlan) -> bool:
+        return True
+
+    def give_up(self, job_id: int, attempt: int) -> None: ...
+
+    def forget(self, job_id: int) -> None:
+        self.memory.forget(job_id)
+
+    def keeping(self) -> set[int]:
+        return self.memory.keeping()
+
+    @property
+    def living(self) -> list[Program]:
+        return [program for program in self.programs if program.alive]
+
+    # --- processes that another agent has left ----------------------------------------------
+
+    def find_orphans(self, run_id: str, known: Iterable[Any], **_: Any) -> list[tuple[int, int]]:
+        return sorted(process for program in self.living for process in program.processes)
+
+    def end_processes(
+        self, processes: Sequence[tuple[int, int]], grace_s: float, *, killed: list[tuple[int, int]] | None
+    ) -> list[tuple[int, int]]:
+        theirs = [program for program in self.living if set(program.processes) & set(processes)]
+        for program in theirs:
+            program.signal(signal.SIGTERM)
+        until = self.clock.monotonic + grace_s
+        while any(program.alive for program in theirs) and self.clock.monotonic < until:
+            self.clock.sleep(0.1)
+        for program in theirs:
+            if program.alive and killed is not None:
+                killed += program.processes
+            program.signal(signal.SIGKILL)
+        return []
+
+    # --- what happens -----------------------------------------------------------------------
+
+    def _do(self, doing: Doing) -> None:
+        self.said.append(f"{self.clock.monotonic - 1000:.3f}: {doing.kind} {doing.args}")
+        match doing.kind, doing.args:
+            case "submit", (name,):
+                self._send(Command(command="submit", jobs=[self.schedule.later[name]]))
+            case (("cancel" | "hold" | "release" | "suspend" | "resume" | "retry"), (name,)):
+                if job_id := self._id_of(name):
+                    self._send(Command(command=doing.kind, targets=[job_id]))
+            case "kill agent", ():
+                self.disk.dies()
+            case "kill agent in a call", (calls,):
+                self.disk.kill_at_call = self.disk.calls + calls
+            case "node dies", ():
+                for program in self.living:
+                    program.killed()
+                self.disk.node_dies(self.rundir.journal)
+                self.disk.dies()
+            case "kill worker", (name,):
+                if theirs := [program for program in self.living if program.job == name]:
+                    program = self.random.choice(theirs)
+                    program.lose(self.random.randrange(len(program.processes)))
+            case (("no room" | "broken disk"), (seconds,)):
+                numbers = (errno.ENOSPC, errno.EDQUOT) if doing.kind == "no room" else (errno.EIO,)
+                self.disk.failing = self.random.choice(numbers)
+                self.clock.after(seconds, self._disk_is_well)
+            case "clock jumps", (seconds,):
+                self.clock.jumped_s += seconds
+            case "all stopped", (seconds,):
+                self.clock.stand_still(seconds)
+                for program in self.living:
+                    program.stood_still(seconds)
+            case "batch silent", (seconds,):
+                self.batch_silent_until = self.clock.monotonic + seconds
+            case "GPU lost", (gpu, seconds):
+                self.lost_gpus.add(gpu)
+                self.clock.after(seconds, lambda: self.lost_gpus.discard(gpu))
+            case "SIGTERM", ():
+                self.signals(signal.SIGTERM)
+            case _:
+                raise AssertionError(doing)
+
+    def _lets_all_go_on(self) -> None:
+        ids = list(range(1, len(self.schedule.jobs) + 1))
+        for kind in ("release", "resume"):
+            self._send(Command(command=kind, targets=ids))
+        if not self.calm:
+            self.clock.after(OVER_AFTER_S, self._gives_up)
+        self.calm = True
+        self.clock.after(CALM_AFTER_S, self._lets_all_go_on)
+
+    def _gives_up(self) -> None:
+        raise AssertionError(f"not over after {OVER_AFTER_S:g} s of calm")
+
+    def _disk_is_well(self) -> None:
+        self._disturbed += 1
+        self.disk.failing = 0
+
+    def signals(self, number: signal.Signals) -> None:
+        """Send the agent a signal; one that it does not catch yet ends it."""
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
+            self.disk.dies()
+        os.kill(os.getpid(), number)
+
+    def _id_of(self, name: str) -> int:
+        names = [spec.name for spec in self.schedule.jobs]
+        return names.index(name) + 1 if name in names else 0
+
+    def _send(self, command: Command) -> None:
+        try:
+            name = send(self.rundir, command)
+            self.sent[name] = command
+            self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, self._disturbed))
+        except StoreError as error:
+            self.said.append(str(error))
+
+    def _must_be_answered(self, name: str, disturbed: int) -> None:
+        if self.disk.living and not self.disk.failing and disturbed == self._disturbed:
+            self.must_answer[name] = self.clock.monotonic
+
+    def _looks_for_answers(self) -> None:
+        for name in self.sent.keys() - self.answers.keys():
+            with suppress(OSError):
+                self.answers[name] = decode_file(self.rundir.inbox / "ack" / name, Answer)
+        self.clock.after(1.0, self._looks_for_answers)
+
+    # --- the batch system -------------------------------------------------------------------
+
+    def begins(self) -> None:
+        """A batch job begins: an allocation with its own time limit."""
+        limit_s = None if self.calm else self.schedule.time_limit_s
+        self.reason, self.limit = EndReason.NONE, None
+        if limit_s is None:
+            return
+        self.limit = self.clock.wall + limit_s
+        ends_at = self.clock.monotonic + limit_s
+
+        def over() -> None:
+            if self._ends_at == ends_at:
+                self.reason = EndReason.LIMIT
+                self.clock.after(KILL_WAIT_S, kill)
+                self.signals(signal.SIGTERM)
+
+        def kill() -> None:
+            if self._ends_at == ends_at:
+                for program in self.living:
+                    program.killed()
+                self.disk.dies()
+
+        self._ends_at = ends_at
+        self.clock.after(limit_s, over)
+
+    _ends_at = -1.0
+
+    def ended(self) -> None:
+        """The agent is gone: the batch job is over, or another agent begins in it."""
+        self._ends_at = -1.0
+        self.memory.lost()
+        self._disturbed += 1
+
+
+class VirtualBatch(Local):
+    """A batch system with a time limit; one without is none at all."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__((HOST,))
+        self._world = world
+
+    def allocation(self) -> Allocation:
+        hosts = (AllocatedHost(name=HOST),)
+        if self._world.limit is None:
+            return Allocation(kind="none", id=None, hosts=hosts, here=HOST)
+        return Allocation(kind="slurm", id="7", hosts=hosts, here=HOST, deadline=self._world.limit)
+
+    def end_time(self) -> float | None:
+        if self._world.clock.monotonic < self._world.batch_silent_until:
+            raise BatchError("squeue: no answer")
+        return self._world.limit
+
+    def reason(self) -> EndReason:
+        silent = self._world.clock.monotonic < self._world.batch_silent_until
+        return EndReason.UNKNOWN if silent else self._world.reason
+
+    def kill_wait(self) -> float | None:
+        return KILL_WAIT_S
+
+    def job_state(self, job_id: str) -> BatchJobState:
+        return BatchJobState.RUNNING
+
+    def comment(self, text: str) -> None: ...
+
+
+@contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+def spec_named(schedule: Schedule, name: str) -> JobSpec:
+    return next(spec for spec in (*schedule.jobs, *schedule.later.values()) if spec.name == name)
