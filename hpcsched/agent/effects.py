@@ -34,7 +34,6 @@ from hpcsched.core.actions import (
     AttemptAction,
     Kill,
     Launch,
-    MakePlan,
     Pace,
     ReleaseHosts,
     Resize,
@@ -97,8 +96,6 @@ class Effects:
         match action:
             case Launch():
                 return self._launch(action) if self._attempt_of(action) is None else []
-            case MakePlan():
-                return [ev.PlanMade(at=self._clock.now(), plan=self._machine.make_plan())]
             case SetTimer(key=key, due=due):
                 self._timers.set(key, due)
             case ReleaseHosts(hosts=hosts) if self._releases:

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from hpcsched.agent.command_outcomes import command_outcome, signal_outcome
 from hpcsched.agent.inbox import Answer, Command
+from hpcsched.agent.plans import made_plan
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
 from hpcsched.agent.staying import why_stuck
@@ -208,7 +209,7 @@ class Agent:
                 batch = [*self._progress(), *batch]
             if tell_of_ends(batch):
                 self._woken_at = time.monotonic()
-            plan_asked: list[Action] = []
+            plan_asked: list[MakePlan] = []
             for event, actions in self._recorder.take(batch):
                 if isinstance(event, ev.EventVoided):
                     voided.append(event)
@@ -223,8 +224,7 @@ class Agent:
                     pending.extend(told)
                 with contextlib.suppress(OSError):  # nobody reads standard error any more
                     self._r.observer.event(event, actions)
-            for action in plan_asked:
-                pending.extend(self._r.effects.perform(action))
+            pending.extend(made_plan(self._machine, self._clock.now(), self._tell) for _ in plan_asked)
         for job_id, path in self._r.effects.outputs.items():
             self._r.snapshot.output_of(job_id, str(path))
         self._r.effects.outputs.clear()

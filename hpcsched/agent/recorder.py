@@ -84,14 +84,15 @@ class Recorder:
     def _void(self, record: int, event: ev.Event, error: Exception) -> ev.EventVoided:
         """Put on record that an event counts for nothing, and have the machine forget it."""
         if isinstance(event, ev.EventVoided):
-            raise HpcschedError(f"record {record} of the journal: {_said(error)}") from error
-        void = void_of(record, event, _said(error), at=self._machine.run.now)
+            raise HpcschedError(f"record {record} of the journal: {said(error)}") from error
+        void = void_of(record, event, said(error), at=self._machine.run.now)
         self._journal.append([void])
         self._machine.become(replay(self._journal.path, make_policy, before=record).machine)
         if isinstance(event, ev.AgentStarted):
-            raise HpcschedError(f"the run cannot be taken up: {_said(error)}") from error
+            raise HpcschedError(f"the run cannot be taken up: {said(error)}") from error
         return void
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """An exception that nobody foresaw, in a line."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

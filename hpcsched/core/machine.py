@@ -268,9 +268,9 @@ class Machine:
         """The mechanism of this class. Raises KeyError if it is not there."""
         return self.ledger.mechanism(kind)
 
-    def make_plan(self) -> Plan:
+    def make_plan(self, *, fallback: bool = False) -> Plan:
         """What the action MakePlan asks for: see `Decisions.make_plan`."""
-        return self.decisions.make_plan()
+        return self.decisions.make_plan(fallback=fallback)
 
     def waiting_reason(self, job: Job) -> Reason | None:
         """Why a job that waits does so, or has no processes yet; None if it does not wait."""

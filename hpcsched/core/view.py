@@ -209,3 +209,7 @@ class Planning(Protocol):
     def plan(self, view: View) -> Plan:
         """What to do from here on: a pure function of the view."""
         ...
+
+    def fallback(self, view: View) -> Plan:
+        """What to do until there is news where `plan` failed."""
+        ...

@@ -1,27 +1,104 @@
-"""Schedules of faults, as many as fit into a time.
+"""Schedules of faults on the virtual clock, as many as fit into a time.
 
-    python -m tests.chaos --seconds 60 [--first SEED] [--only SEED] [--json FILE]
+    python -m tests.chaos --seconds 60 [--first SEED] [--json FILE]
+    python -m tests.chaos --only SEED
 
-Exit code 1 when one violates what must hold; it is shown at its shortest, with its seed.
+Exit code 1 when one violates what must hold: each is told with its seed, the first at its shortest.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
+import selectors
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from .virtual.campaign import played, told
 from .virtual.schedule import drawn
 
+LONGEST_S = 60.0
+"""How long one schedule may take, in our own time."""
 
-def _violations(seed: int) -> tuple[int, list[str]]:
-    return seed, played(drawn(seed))[0]
+
+def _play_for_ever(first: int, stride: int) -> None:
+    """Play every stride-th schedule; a line of JSON to standard output before and after each."""
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    seed = first
+    while True:
+        print(json.dumps([seed, None]), file=out)
+        print(json.dumps([seed, played(drawn(seed))[0]]), file=out)
+        seed += stride
+
+
+class Player:
+    """A process of its own that plays schedules: it may hang, or end, by what it plays."""
+
+    def __init__(self, first: int, stride: int) -> None:
+        self._stride = stride
+        self._begin(first)
+
+    def _begin(self, seed: int) -> None:
+        words = [sys.executable, "-m", "tests.chaos", "--play", f"{seed}+{self._stride}"]
+        self._process = subprocess.Popen(words, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
+        self.seed, self._since = seed, time.monotonic()
+
+    @property
+    def lines(self) -> IO[bytes]:
+        assert self._process.stdout is not None
+        return self._process.stdout
+
+    def heard(self) -> tuple[int, list[str]] | None:
+        """What is violated by a schedule that is over."""
+        line = self.lines.readline()
+        if not line:
+            return self._again(f"the player ended with exit code {self._process.wait()}")
+        self.seed, found = json.loads(line)
+        self._since = time.monotonic()
+        return None if found is None else (self.seed, found)
+
+    def late(self) -> tuple[int, list[str]] | None:
+        """The same of one that does not come to its end."""
+        if time.monotonic() - self._since < LONGEST_S:
+            return None
+        return self._again(f"not over after {LONGEST_S:g} s of real time")
+
+    def _again(self, why: str) -> tuple[int, list[str]]:
+        seed = self.seed
+        self.close()
+        self._begin(seed + self._stride)
+        return seed, [why]
+
+    def close(self) -> None:
+        """End it: its signal handlers may be an agent's."""
+        self._process.kill()
+        self._process.wait()
+        self.lines.close()
+
+
+def campaign(first: int, seconds: float, most: int, at_once: int) -> Iterator[tuple[int, list[str]]]:
+    """What each schedule violates, until the time is up or so many are played."""
+    until = time.monotonic() + seconds
+    players = [Player(first + k, at_once) for k in range(at_once)]
+    try:
+        while most > 0 and time.monotonic() < until:
+            with selectors.DefaultSelector() as selector:
+                for player in players:
+                    selector.register(player.lines, selectors.EVENT_READ, player)
+                heard = {key.data for key, _ in selector.select(0.5)}
+            for player in players:
+                if over := player.heard() if player in heard else player.late():
+                    most -= 1
+                    yield over
+    finally:
+        for player in players:
+            player.close()
 
 
 def main(words: Sequence[str]) -> int:
@@ -29,24 +106,25 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
-    parser.add_argument("--most", type=int, default=10**9, metavar="N")
-    parser.add_argument("--only", type=int, metavar="SEED")
+    parser.add_argument("--most", type=int, default=10**9, metavar="N", help="so many schedules at most")
+    parser.add_argument("--at-once", type=int, default=os.cpu_count(), metavar="N")
+    parser.add_argument("--only", type=int, metavar="SEED", help="this one, made as short as can be")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--play", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
+    if args.play:
+        first, _, stride = args.play.partition("+")
+        _play_for_ever(int(first), int(stride))
     if args.only is not None:
-        print(told(drawn(args.only)))
-        return bool(_violations(args.only)[1])
+        found, _ = played(drawn(args.only))
+        print(told(drawn(args.only)) if found else f"seed {args.only} violates nothing")
+        return bool(found)
     began, count, bad = time.monotonic(), 0, dict[int, list[str]]()
-    seeds = range(args.first, args.first + args.most)
-    with multiprocessing.Pool(os.cpu_count()) as pool:
-        for seed, found in pool.imap_unordered(_violations, seeds, chunksize=4):
-            count += 1
-            if found:
-                bad[seed] = found
-                print(f"seed {seed}: {'; '.join(found)}", flush=True)
-            if time.monotonic() - began > args.seconds:
-                pool.terminate()
-                break
+    for seed, found in campaign(args.first, args.seconds, args.most, args.at_once):
+        count += 1
+        if found:
+            bad[seed] = found
+            print(f"seed {seed}: {'; '.join(found)}", flush=True)
     took_s = time.monotonic() - began
     print(f"{count} schedules in {took_s:.0f} s, {len(bad)} with violations")
     if args.json:

@@ -83,13 +83,13 @@ class Decisions:
         self.plan_asked = False
         self._out.ask_policy()
 
-    def make_plan(self) -> Plan:
-        """What the action MakePlan asks for: the policy's plan from the present state.
+    def make_plan(self, *, fallback: bool = False) -> Plan:
+        """What the action MakePlan asks for: the policy's plan from the present state, or its fallback.
 
         It may take long; whoever is told to perform the action calls this, and sends PlanMade.
         """
         assert isinstance(self.policy, Planning), "only a policy that plans asks for a plan"
-        return self.policy.plan(self.view())
+        return self.policy.fallback(self.view()) if fallback else self.policy.plan(self.view())
 
     def rule(self, mechanism: str) -> Any:
         """What the policy has to say of a mechanism (its rule, see there); None: nothing."""

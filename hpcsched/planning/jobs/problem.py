@@ -7,6 +7,7 @@ times is kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -87,7 +88,8 @@ class Problem:
     `works` are the jobs by index: those that run first, oldest first, then those that wait, in the queue's
     order, then those that wait for others. `leaving` are GPUs that come free without a job's end: (when,
     host, count). `unplaced` are the ids of jobs that the GPUs there are do not suffice for. At most `window`
-    waiting jobs are looked at; or just those in `waiting`, in this order.
+    waiting jobs are looked at; or just those in `waiting`, in this order. GPUs that are with others (slots
+    whose cores are on loan) are taken to come free after a usual job's time, as nobody knows.
     """
 
     def __init__(self, view: View, *, window: int = 0, waiting: Iterable[Job] | None = None) -> None:
@@ -101,6 +103,7 @@ class Problem:
             if self._add_running(job):
                 returning.append(job)
         self.running = range(len(self.works))
+        self._add_elsewhere()
         if waiting is None:
             queue = view.queue.walk()
             waiting = [*(view.jobs[job_id] for job_id in islice(queue, window)), *returning]
@@ -153,6 +156,22 @@ class Problem:
         self.leaving += [(work.busy_until, host, count) for host, count in over.items()]
         return False
 
+    def _add_elsewhere(self) -> None:
+        """Take in the GPUs that are neither free nor with jobs of this problem."""
+        known = Counter(self.view.free.by_host())
+        for work in self.works:
+            known.update(dict.fromkeys(work.hosts, work.width))
+        for _, host, count in self.leaving:
+            known[host] += count
+        for host, count in self.view.capacity.by_host().items():
+            if count > known[host]:
+                self.leaving.append((self.now + self._usual(), host, count - known[host]))
+
+    def _usual(self) -> float:
+        if self._usual_s is None:
+            self._usual_s = _usual_time_s(self.view)
+        return self._usual_s
+
     def _add(self, job: Job) -> bool:
         view, nodes = self.view, job.spec.nodes
         least, most = view.limits(job)
@@ -167,10 +186,9 @@ class Problem:
         rate = [profile.rate(g) if profile else g**USUAL_SCALING for g in fit[1:]]
         if profile is None or steps is None:
             # Its steps are taken for seconds on one GPU of a usual job.
-            if self._usual_s is None:
-                self._usual_s = _usual_time_s(view)
+            usual_s = self._usual()
             done_s = sum((a.end_s or self.now) - a.start_s for a in job.attempts)
-            left_s = max(self._usual_s - done_s, MIN_LEFT_SHARE * self._usual_s)
+            left_s = max(usual_s - done_s, MIN_LEFT_SHARE * usual_s)
             steps = job.step + max(1, round(left_s * rate[0]))
         left = max(0, steps - job.step)
         first = job.attempt == 0

@@ -91,16 +91,7 @@ class Planner:
         works, old = problem.works, view.plan
         unplaced = tuple(problem.unplaced)
         if not works:  # there is nothing to plan, as long as nothing else happens
-            return Plan(
-                at=view.now,
-                rule="marble",
-                order=unplaced,
-                caps={},
-                ends={},
-                slack_s={},
-                latest={},
-                news=view.news,
-            )
+            return _as_marble(view, unplaced)
         marble, alone = rollout(problem, self._marble), rollout(problem, Exclusive())
         base = measure(problem, marble)
         known = _carried_on(problem, old) if old and old.rule == "list" else None
@@ -171,11 +162,28 @@ class Planner:
             facts=facts,
         )
 
+    def fallback(self, view: View) -> Plan:
+        return _as_marble(view, tuple(view.queue.walk()))
+
     def _latest(self, job: Job, reference: float, old: Plan | None) -> float:
         """When the job has to end: fixed by the first plan that it is in."""
         if old and job.id in old.ends:
             return old.latest.get(job.id, inf)
         return job.submit_s + (1 + self.eps) * (reference - job.submit_s)
+
+
+def _as_marble(view: View, order: tuple[int, ...]) -> Plan:
+    """The plan to do what MARBLE does until there is news; `order`: the waiting jobs that are none."""
+    return Plan(
+        at=view.now,
+        rule="marble",
+        order=order,
+        caps={},
+        ends={},
+        slack_s={},
+        latest={},
+        news=view.news,
+    )
 
 
 def _outdated(view: View, plan: Plan) -> bool:

@@ -102,6 +102,8 @@ class _Checks:
 
     def message(self, text: str, *, about: str = "") -> None:
         self._say(text)
+        if text.startswith("no plan could be made"):
+            raise AssertionError(text)
 
 
 @contextmanager
@@ -131,7 +133,7 @@ def play(world: World) -> Machine:
             launcher=world,
             sample=list,
             close=lambda: None,
-            cores=(HostCores(host=HOST, own=(0, 1, 2, 3)),),
+            cores=(HostCores(host=HOST, own=(4, 5, 6, 7)),),
         )
 
     selector = type("Selector", (VirtualSelector,), {"clock": world.clock})

@@ -30,6 +30,8 @@ CALM_AFTER_S = 100.0
 """When users let all go on that they have held or suspended; nothing goes wrong any more."""
 ANSWERS_WITHIN_S = 3.0
 """Time in which an agent answers a command."""
+LOOKS_EVERY_S = 0.2
+"""How often users look for answers."""
 OVER_AFTER_S = 600.0
 """Time after which all must be over then; what is left is stuck."""
 KILL_WAIT_S = 10.0
@@ -66,7 +68,7 @@ class World:
         self._stopped_s = 0.0
         for doing in schedule.doings:
             self.clock.after(doing.at, lambda doing=doing: self._do(doing))
-        self.clock.after(1.0, self._looks_for_answers)
+        self.clock.after(LOOKS_EVERY_S, self._looks_again)
         self.clock.after(CALM_AFTER_S, self._lets_all_go_on)
 
     # --- the launcher -----------------------------------------------------------------------
@@ -121,6 +123,7 @@ class World:
 
     def _do(self, doing: Doing) -> None:
         self.said.append(f"{self.clock.monotonic - 1000:.3f}: {doing.kind} {doing.args}")
+        self._looks_for_answers()  # as a jump of the clock makes the agent forget old ones
         match doing.kind, doing.args:
             case "submit", (name,):
                 self._send(Command(command="submit", jobs=[self.schedule.later[name]]))
@@ -189,8 +192,8 @@ class World:
     def _send(self, command: Command) -> None:
         try:
             name = send(self.rundir, command)
-            self.sent[name] = command
-            self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, self._disturbed))
+            self.sent[name], disturbed = command, self._disturbed
+            self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, disturbed))
         except StoreError as error:
             self.said.append(str(error))
 
@@ -198,11 +201,14 @@ class World:
         if self.disk.living and not self.disk.failing and disturbed == self._disturbed:
             self.must_answer[name] = self.clock.monotonic
 
+    def _looks_again(self) -> None:
+        self._looks_for_answers()
+        self.clock.after(LOOKS_EVERY_S, self._looks_again)
+
     def _looks_for_answers(self) -> None:
         for name in self.sent.keys() - self.answers.keys():
             with suppress(OSError):
                 self.answers[name] = decode_file(self.rundir.inbox / "ack" / name, Answer)
-        self.clock.after(1.0, self._looks_for_answers)
 
     # --- the batch system -------------------------------------------------------------------
 
