@@ -14,6 +14,6 @@ def made_plan(machine: Machine, now: float, tell: Callable[[str], None]) -> Plan
     try:
         plan = machine.make_plan()
     except Exception as error:  # noqa: BLE001 - whatever it is, the next agent would meet it again
-        tell(f"no plan could be made ({said(error)}); going on without one until something changes")
+        tell(f"no plan could be made ({said(error)}); going on without one for now")
         plan = machine.make_plan(fallback=True)
     return PlanMade(at=now, plan=plan)

@@ -107,6 +107,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--most", type=int, default=10**9, metavar="N", help="so many schedules at most")
+    parser.add_argument("--most-bad", type=int, default=10, metavar="N", help="stop after so many that violate")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--only", type=int, metavar="SEED", help="this one, made as short as can be")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -125,6 +126,8 @@ def main(words: Sequence[str]) -> int:
         if found:
             bad[seed] = found
             print(f"seed {seed}: {'; '.join(found)}", flush=True)
+            if len(bad) >= args.most_bad:
+                break
     took_s = time.monotonic() - began
     print(f"{count} schedules in {took_s:.0f} s, {len(bad)} with violations")
     if args.json:

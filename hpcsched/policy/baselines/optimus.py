@@ -70,7 +70,13 @@ class Optimus:
 
     def plan(self, view: View) -> Plan:
         """Who is to have how many GPUs until the next interval: `caps`, with 0 for who has to wait."""
-        counts = dict.fromkeys((job.id for job in view.running), 0) | _hand_out(view)
+        return self._until_next(view, dict.fromkeys((job.id for job in view.running), 0) | _hand_out(view))
+
+    def fallback(self, view: View) -> Plan:
+        counts = {job.id: job.width for job in view.running}
+        return self._until_next(view, counts | dict.fromkeys(view.queue.walk(), 0))
+
+    def _until_next(self, view: View, counts: Mapping[int, int]) -> Plan:
         until = view.now + self.interval
         return Plan(
             at=view.now,

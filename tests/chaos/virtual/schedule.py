@@ -125,7 +125,7 @@ def drawn(seed: int) -> Schedule:
         specs[name] = _job(name, random, gpus, [other for other in specs if other in names])
     habits = {name: _habits(random, spec) for name, spec in specs.items()}
     doings = [Doing(random.uniform(0, 25), "submit", (name,)) for name in late]
-    for _ in range(random.choice((0, 1, 2, 4))):
+    for _ in range(random.choice((0, 1, 2, 4, 8))):
         command = random.choice(COMMANDS)
         doings.append(Doing(random.uniform(0, 40), command, (random.choice(names),)))
     for _ in range(random.randint(1, 8)):
@@ -200,7 +200,7 @@ def _habits(random: Random, spec: JobSpec) -> Habits:
 def _fault(random: Random, names: list[str], gpus: int, when: list[float]) -> Doing:
     """Something that goes wrong, at a time of its own or just as something else happens."""
     at = random.uniform(0.0, 40.0)
-    if when and random.random() < 0.3:
+    if when and random.random() < 0.5:
         at = random.choice(when) + random.choice((0.0, 0.05, 0.3))
     kind = random.choice(
         (
@@ -222,7 +222,7 @@ def _fault(random: Random, names: list[str], gpus: int, when: list[float]) -> Do
     )
     match kind:
         case "kill agent in a call":
-            return Doing(at, kind, (random.randint(1, 60),))
+            return Doing(at, kind, (random.randint(1, random.choice((6, 20, 60))),))
         case "kill worker":
             return Doing(at, kind, (random.choice(names),))
         case "no room" | "broken disk":

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 from random import Random
 
 import pytest
 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch, MakePlan
-from hpcsched.core.model import Device
+from hpcsched.core.model import Device, JobState
 from hpcsched.policy.planner.planner import JITTER_S
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.builders import Driver, Planned, a_job, a_profile, makespan
+from hpcsched.testing.builders import Driver, Planned, a_core_job, a_job, a_profile, makespan
 
 LINE = a_profile("line", [10.0, 20.0, 30.0, 40.0])
 
@@ -27,8 +28,8 @@ class Counted(Planned):
         return super().handle(event)
 
 
-def planned(*jobs, gpus=4, profiles=(LINE,), **options):
-    return Counted(*jobs, gpus=gpus, profiles=profiles, policy="planner", **options)
+def planned(*jobs, gpus=4, profiles=(LINE,), policy="planner", **options):
+    return Counted(*jobs, gpus=gpus, profiles=profiles, policy=policy, **options)
 
 
 def two_at_work():
@@ -175,3 +176,31 @@ def test_one_that_ends_after_the_allocation_grows_only_if_that_gets_it_farther(l
     driver.exits("b", 0)
     goes_by(driver, caps={1: 2})
     assert (driver.job("a").target is not None) == grows
+
+
+@pytest.mark.parametrize("goal", ["both", "makespan", "jct"])
+@pytest.mark.parametrize("waiting", [a_job("a", "line", 1000, gpus=1), a_job("a", "line", 1000)])
+def test_slots_whose_cores_are_on_loan_are_planned_to_come_back(waiting, goal):
+    driver = planned(a_core_job("c", 2, start=1.0), waiting, gpus=2, kind="cpu", goal=goal)
+    plan = driver.machine.run.plan
+    assert driver.machine.run.active.keys() == {1} and not driver.machine.ledger.free
+    assert plan.order == (2,) and isfinite(plan.ends[2])
+    assert plan.facts["makespan_s"] > 100
+    driver.exits("c", 0)
+    assert driver.machine.run.active.keys() == {2}
+
+
+@pytest.mark.parametrize("policy", ["planner", "optimus"])
+def test_where_no_plan_can_be_made_jobs_go_on_and_start_and_none_is_asked_for_until_there_is_news(policy):
+    driver = planned(a_job("a", "line", gpus=2), gpus=4, policy=policy)
+    driver.runs("a")
+    driver.submit(a_job("b", "line", gpus=3))
+    driver.plans = 0
+    driver.tell(ev.PlanMade, plan=driver.machine.make_plan(fallback=True))
+    assert driver.plans == 1 and not driver.machine.decisions.plan_asked
+    assert driver.job("a").state is JobState.RUNNING and driver.job("a").width == 2
+    driver.exits("a", 0)
+    assert driver.job("b").state.active
+    driver.plans = 0
+    driver.submit(a_job("c", "line"))
+    assert driver.plans == (policy == "planner")  # the other looks again after a time
