@@ -66,6 +66,11 @@ class AllocationEnd:
         self._warning: tuple[str, float] | None = None
         """The signal that waits for the end time to be asked for, and until when it does."""
         self._sure = True
+        self._end_after_stop: tuple[float, float] | None = None
+        """After a stop of all processes the end, on the run's clock, if that time counts, and until when the
+        batch system may say that it does not."""
+        self._stopped_at = float("-inf")
+        """When the newest of these stops was noticed, by the monotonic clock: older answers say nothing."""
         self._told: tuple[str, float] | None = None
         """The signal of which the batch system has still to say what it means, and until when it may."""
         self._told_at: float | None = None
@@ -88,12 +93,23 @@ class AllocationEnd:
         return self._told is not None
 
     def after_a_stop(self, seconds: float) -> list[ev.Event]:
-        """All of us were stopped for so long, the run's clock too; the allocation's was perhaps not."""
+        """All of us were stopped for so long, the run's clock too; the allocation's was perhaps not.
+
+        Only the batch system knows: where saving would begin by that, it is asked first.
+        """
         known = self.at
         if self._watch is None or known is None:
             return []
+        self._stopped_at = time.monotonic()
         self._watch.ask_now()
-        return [self._moved(known - seconds * self._clock.speed)]
+        now, speed, at_worst = self._clock.now(), self._clock.speed, known - seconds * self._clock.speed
+        if at_worst - self._machine.deadline.margin_s() > now:
+            return [self._moved(at_worst)]
+        at_worst = max(at_worst, min(known, now + self._forced_s() * speed))  # it is not over: we live
+        if self._machine.deadline.draining:
+            return [self._moved(at_worst)]
+        self._end_after_stop = at_worst, time.monotonic() + COMMAND_TIMEOUT_S + 1.0
+        return []
 
     def show(self) -> None:
         """Bring the comment beside the job up to date."""
@@ -105,11 +121,12 @@ class AllocationEnd:
         events: list[ev.Event] = []
         of_end: EndTimeAnswer | None = None
         for answer in self._watch.take() if self._watch else ():
-            if answer.of_end:
+            if answer.of_end and answer.asked_at >= self._stopped_at:
                 of_end = answer
                 events += self._end_time(answer)
             if answer.reason is not None and not self._stale(answer):
                 events += self._reason(answer.reason, answer.deadline)
+        events += self._after_a_stop(of_end)
         if self._told and time.monotonic() > self._told[1]:
             events += self._reason(EndReason.UNKNOWN, None)
         if self._warning and (of_end is not None or time.monotonic() > self._warning[1]):
@@ -124,6 +141,20 @@ class AllocationEnd:
                 again = f" (a second within {REPEATED_SIGNAL_S:g} s: at once)" if name == "SIGTERM" else ""
                 self._tell(f"{name} from the batch system; saving begins in {left_s:.0f} s{again}")
         return events
+
+    def _after_a_stop(self, of_end: EndTimeAnswer | None) -> list[ev.Event]:
+        """Where the batch system does not say when the allocation ends: it ends as if all were stopped alone."""
+        if self._end_after_stop is None:
+            return []
+        at_worst, until = self._end_after_stop
+        if of_end is None and time.monotonic() <= until:
+            return []
+        self._end_after_stop = None
+        if (of_end and not of_end.error) or self._machine.deadline.draining:
+            return []
+        self._tell("the batch system does not say when the allocation ends now: saving all jobs, then stopping")
+        now = self._clock.now()
+        return [self._moved(max(now, at_worst)), ev.DrainRequested(at=now, cause="deadline")]
 
     def _stale(self, answer: EndTimeAnswer) -> bool:
         """Whether it was asked for before the newest signal, and says nothing of that."""

@@ -73,16 +73,18 @@ def _commands(world: World, machine: Machine) -> Iterator[str]:
     names = machine.run.by_name
     for sent, answer in world.answers.items():
         command = world.sent[sent]
-        if answer.error:
+        if sent in world.to_refuse:
+            if not answer.error and all(answer.done):
+                yield f"{command.command} was taken for good"
+        elif answer.error:
             asked = [spec.name for spec in command.jobs if spec.name in names]
             if asked:
                 yield f"the submit of {asked} was refused ({answer.error}), and it is there"
-            continue
-        if command.command == "submit":
+        elif command.command == "submit":
             for spec in command.jobs:
                 if spec.name not in names:
                     yield f"the submit of {spec.name} was acknowledged, and it is not there"
-        if command.command == "cancel" and all(answer.done):
+        elif command.command == "cancel" and all(answer.done):
             for target in command.targets:
                 if not machine.run.jobs[target].state.final:
                     yield f"the cancel of job {target} was acknowledged, and it goes on"

@@ -79,7 +79,9 @@ class SharedMemory:
 
         def kept() -> None:
             if self._held.get(job_id) is state and self._keeps.pop(job_id, None):
-                write(folder, files.STATE, state.encode())
+                newer = recorded(folder)
+                if newer is None or newer.step < state.step:
+                    write(folder, files.STATE, state.encode())
                 (folder / files.held(state.attempt or 0)).unlink(missing_ok=True)
 
         self._clock.after(seconds, kept)
@@ -101,6 +103,14 @@ class SharedMemory:
         """The agent has died."""
         self._held.clear()
         self._keeps.clear()
+
+
+def recorded(folder: Path) -> State | None:
+    """What a job's program has said last of its checkpoints."""
+    try:
+        return State.decode((folder / files.STATE).read_bytes())
+    except OSError:
+        return None
 
 
 def write(folder: Path, name: str, data: bytes) -> None:
@@ -183,7 +193,7 @@ class Program:
             return
         if self._plan.env.get(variables.RESUME) == "1":
             self._from = self._saved_step()
-        elif (state := self._state()) is not None:
+        elif (state := recorded(self.folder)) is not None:
             raise AssertionError(f"job {self.job}: attempt {self.attempt} starts anew beside {state}")
         self.account = Trained(
             self.job, self.attempt, self._clock.monotonic, self._from, self._from, saved=self._from
@@ -191,14 +201,8 @@ class Program:
         self._ledger.trained.append(self.account)
         self._goes_on(Ready(in_place=self._habits.in_place, parallel=True))
 
-    def _state(self) -> State | None:
-        try:
-            return State.decode((self.folder / files.STATE).read_bytes())
-        except OSError:
-            return None
-
     def _saved_step(self) -> int:
-        state = self._state()
+        state = recorded(self.folder)
         return max(state.step if state else 0, self._memory.step(self.job_id))
 
     def _goes_on(self, word: Ready) -> None:

@@ -110,6 +110,9 @@ def _special(spec: JobSpec) -> str:
     return "".join(f"{key} {value}, " for key, value in said.items() if value)
 
 
+GARBAGE = (b"", b"{", b"\xff\xfe", b"[" * 5000, b'{"command":"submit","jobs":[{"name":"x"}]}', b'{"command":"dance"}')
+"""What no command is."""
+
 COMMANDS = ("cancel", "hold", "release", "suspend", "resume", "retry")
 
 
@@ -128,6 +131,10 @@ def drawn(seed: int) -> Schedule:
     for _ in range(random.choice((0, 1, 2, 4, 8))):
         command = random.choice(COMMANDS)
         doings.append(Doing(random.uniform(0, 40), command, (random.choice(names),)))
+    for _ in range(random.choice((0, 0, 1, 2))):
+        kind = random.choice(("submit again", "no command"))
+        args = (random.choice(names),) if kind == "submit again" else (random.choice(GARBAGE),)
+        doings.append(Doing(random.uniform(0, 40), kind, args))
     for _ in range(random.randint(1, 8)):
         doings.append(_fault(random, names, gpus, [doing.at for doing in doings]))
     limit_s = random.uniform(25.0, 60.0) if random.random() < 0.4 else None

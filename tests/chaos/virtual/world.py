@@ -52,6 +52,8 @@ class World:
         self.memory = SharedMemory(self.clock)
         self.lost_gpus: set[int] = set()
         self.sent: dict[str, Command] = {}
+        self.to_refuse: set[str] = set()
+        """Of what was sent what is no command, or one that cannot be carried out."""
         self.must_answer: dict[str, float] = {}
         """The commands that an agent has had time to answer, undisturbed, and when they were sent."""
         self.answers: dict[str, Answer] = {}
@@ -127,6 +129,10 @@ class World:
         match doing.kind, doing.args:
             case "submit", (name,):
                 self._send(Command(command="submit", jobs=[self.schedule.later[name]]))
+            case "submit again", (name,):
+                self._send(Command(command="submit", jobs=[self._spec(name)]), refused=True)
+            case "no command", (data,):
+                self._puts(data)
             case (("cancel" | "hold" | "release" | "suspend" | "resume" | "retry"), (name,)):
                 if job_id := self._id_of(name):
                     self._send(Command(command=doing.kind, targets=[job_id]))
@@ -151,6 +157,9 @@ class World:
                 self.clock.jumped_s += seconds
             case "all stopped", (seconds,):
                 self.clock.stand_still(seconds)
+                if self.limit is not None:  # the batch system stopped it, and does not count that time
+                    self.limit += seconds
+                    self._ends_at += seconds
                 for program in self.living:
                     program.stood_still(seconds)
             case "batch silent", (seconds,):
@@ -189,13 +198,28 @@ class World:
         names = [spec.name for spec in self.schedule.jobs]
         return names.index(name) + 1 if name in names else 0
 
-    def _send(self, command: Command) -> None:
+    def _spec(self, name: str) -> JobSpec:
+        return next(spec for spec in self.schedule.jobs if spec.name == name)
+
+    def _send(self, command: Command, *, refused: bool = False) -> None:
+        """Send a command, one that is to be refused or not."""
         try:
-            name = send(self.rundir, command)
-            self.sent[name], disturbed = command, self._disturbed
-            self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, disturbed))
+            self._was_sent(send(self.rundir, command), command, refused=refused)
         except StoreError as error:
             self.said.append(str(error))
+
+    def _was_sent(self, name: str, command: Command, *, refused: bool) -> None:
+        self.sent[name], disturbed = command, self._disturbed
+        if refused:
+            self.to_refuse.add(name)
+        self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, disturbed))
+
+    def _puts(self, data: bytes) -> None:
+        """Put something into the inbox that is no command."""
+        name = f"{int(self.clock.wall * 1e9):020d}.1.elsewhere"
+        if (folder := self.rundir.inbox / "new").is_dir():
+            (folder / name).write_bytes(data)
+            self._was_sent(name, Command(command=repr(data[:30])), refused=True)
 
     def _must_be_answered(self, name: str, disturbed: int) -> None:
         if self.disk.living and not self.disk.failing and disturbed == self._disturbed:

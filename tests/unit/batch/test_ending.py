@@ -375,3 +375,40 @@ def test_node_agents_serve_on_in_a_time_of_grace(
 
 
 # --- pyslurm in a process of its own ---------------------------------------------------------
+
+
+# --- all processes were stopped --------------------------------------------------------------
+
+
+def test_of_an_end_that_may_have_passed_in_a_stop_the_batch_system_is_asked_first() -> None:
+    scene = Scene()
+    assert scene.ending.after_a_stop(7200.0) == [] and scene.hears() == []
+    old = EndTimeAnswer(time.time() - 3600, asked_at=time.monotonic() - 60)
+    assert scene.hears(old) == [], "it was asked before"
+    (moved,) = scene.hears(EndTimeAnswer(time.time() + 1800))
+    assert isinstance(moved, ev.DeadlineMoved) and moved.deadline == pytest.approx(1800, abs=2)
+    assert scene.hears() == [] and not scene.driver.machine.deadline.draining
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_without_an_answer_after_a_stop_all_is_saved_in_the_time_that_there_is_at_least(
+    silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(kill_wait_s=30.0)
+    scene.ending.after_a_stop(7200.0)
+    if silent:
+        late = time.monotonic() + ending.COMMAND_TIMEOUT_S + 2
+        monkeypatch.setattr(time, "monotonic", lambda: late)
+    moved, drain = scene.hears(*(() if silent else (EndTimeAnswer(error="no answer"),)))
+    assert isinstance(moved, ev.DeadlineMoved) and moved.deadline == pytest.approx(25, abs=2)
+    assert isinstance(drain, ev.DrainRequested) and drain.cause == "deadline"
+    assert "the batch system does not say when the allocation ends now" in scene.said[-1]
+
+
+def test_after_a_stop_the_end_is_the_worst_that_it_can_be_where_there_is_time_enough() -> None:
+    scene = Scene()
+    (moved,) = scene.ending.after_a_stop(600.0)
+    assert moved.deadline == pytest.approx(3000.0)
+    scene.driver.handle(ev.DrainRequested(at=scene.driver.now, cause="SIGINT"))
+    (moved,) = scene.ending.after_a_stop(36000.0)
+    assert moved.deadline == pytest.approx(25, abs=2), "it saves, and is not cut off at once"
