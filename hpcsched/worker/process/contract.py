@@ -284,16 +284,18 @@ class OrderReader:
 
     def look(self) -> None:
         """Take in what has come."""
-        if self._descriptor is None:
-            return
-        try:
-            data = os.read(self._descriptor, 65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._descriptor = None  # the agent is gone
+        while self._descriptor is not None:
+            try:
+                data = os.read(self._descriptor, 65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            self._read(data)
+            if not data:  # the agent is gone, and nobody would keep what is left in shared memory
+                self._descriptor, self.quick = None, False
+
+    def _read(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             try:

@@ -225,6 +225,10 @@ class Program:
 
         self._clock.after(seconds, then)
 
+    def agent_is_gone(self) -> None:
+        """Nobody would keep what is left in shared memory."""
+        self._quick = False
+
     def stood_still(self, seconds: float) -> None:
         """It was stopped for so long."""
         if self._trains_since is not None:

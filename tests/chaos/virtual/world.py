@@ -266,6 +266,8 @@ class World:
         """The agent is gone: the batch job is over, or another agent begins in it."""
         self._ends_at = -1.0
         self.memory.lost()
+        for program in self.living:
+            program.agent_is_gone()
         self._disturbed += 1
 
 
