@@ -110,6 +110,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--most-bad", type=int, default=10, metavar="N", help="stop after so many that violate")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--only", type=int, metavar="SEED", help="this one, made as short as can be")
+    parser.add_argument("--as-is", action="store_true", help="do not look for the shortest")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--play", help=argparse.SUPPRESS)
     args = parser.parse_args(words)
@@ -133,7 +134,7 @@ def main(words: Sequence[str]) -> int:
     if args.json:
         table = {"schedules": count, "first": args.first, "seconds": round(took_s, 1)}
         args.json.write_text(json.dumps({**table, "violations": bad}, indent=1) + "\n")
-    if bad:
+    if bad and not args.as_is:
         print(told(drawn(min(bad))))
     return bool(bad)
 

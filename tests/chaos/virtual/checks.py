@@ -14,6 +14,8 @@ from hpcsched.store.status import read_status
 from .world import World
 
 ALMOST_S = 1e-6
+CLOCK_S = 30.0
+"""By so much the run's clock may be wrong: short stops are not noticed."""
 
 
 def violations(world: World, machine: Machine) -> list[str]:
@@ -25,6 +27,7 @@ def violations(world: World, machine: Machine) -> list[str]:
         *_commands(world, machine),
         *_records(world, machine),
         *_left(world),
+        *world.unsaved,
     ]
     return list(dict.fromkeys(found))
 
@@ -61,6 +64,8 @@ def _trainings(world: World) -> Iterator[str]:
 
 
 def _counts(world: World, machine: Machine) -> Iterator[str]:
+    if machine.run.now > world.lived_s + CLOCK_S:
+        yield f"{machine.run.now:.0f} s have run, and agents lived for {world.lived_s:.0f} s"
     for job in machine.run.jobs.values():
         trained = world.ledger.of(job.spec.name)
         again = sum(one.end - one.begin for one in trained) - job.step

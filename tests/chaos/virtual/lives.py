@@ -196,7 +196,7 @@ def _live(world: World, *, resume: bool) -> Machine | None:
     say = world.said.append
     say(f"--- a life begins at {world.clock.monotonic - 1000:.1f}")
     with _no_descriptor_left():
-        disk.living, disk.dead = True, False
+        disk.living, disk.dead, died = True, False, False
         try:
             result = start.run(
                 request,
@@ -206,6 +206,7 @@ def _live(world: World, *, resume: bool) -> Machine | None:
                 observe=lambda machine: _Checks(machine, say),
             )
         except Died:
+            died = True
             say("died")
             return None
         except HpcschedError as error:
@@ -213,7 +214,7 @@ def _live(world: World, *, resume: bool) -> Machine | None:
             return None
         finally:
             disk.living = False
-            world.ended()
+            world.ended(died=died)
             for program in world.programs:
                 program.close()
     say(f"ended: {result.outcome}")

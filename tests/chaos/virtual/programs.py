@@ -225,6 +225,11 @@ class Program:
 
         self._clock.after(seconds, then)
 
+    @property
+    def would_save(self) -> bool:
+        """It saves when it is asked to, and has been at it for long enough to do so."""
+        return not self._habits.deaf and self._habits.saves and self.account is not None
+
     def agent_is_gone(self) -> None:
         """Nobody would keep what is left in shared memory."""
         self._quick = False

@@ -63,11 +63,15 @@ class World:
         self.batch_silent_until = 0.0
         self.reason = EndReason.NONE
         self.calm = False
-        self._disturbed = 0
-        """How often an agent has gone, or the disk has failed."""
+        self._disturbed, self._disturbed_at = 0, 0.0
+        """How often something has disturbed the agent, and when last."""
+        self.lives, self.lived_s, self.stopped_s = 0, 0.0, 0.0
+        """How many agents there were, for how long, and for how long all was stopped."""
+        self._began = self._stopped_before_s = 0.0
+        self.unsaved: list[str] = []
+        """What was not saved though there was time, and nothing was in the way."""
         self.said: list[str] = []
         self._next_pid = FIRST_PID
-        self._stopped_s = 0.0
         for doing in schedule.doings:
             self.clock.after(doing.at, lambda doing=doing: self._do(doing))
         self.clock.after(LOOKS_EVERY_S, self._looks_again)
@@ -151,18 +155,22 @@ class World:
                     program.lose(self.random.randrange(len(program.processes)))
             case (("no room" | "broken disk"), (seconds,)):
                 numbers = (errno.ENOSPC, errno.EDQUOT) if doing.kind == "no room" else (errno.EIO,)
+                self._disturbs()
                 self.disk.failing = self.random.choice(numbers)
                 self.clock.after(seconds, self._disk_is_well)
             case "clock jumps", (seconds,):
+                self._disturbs()
                 self.clock.jumped_s += seconds
             case "all stopped", (seconds,):
                 self.clock.stand_still(seconds)
+                self._disturbs()
+                self.stopped_s += seconds
                 if self.limit is not None:  # the batch system stopped it, and does not count that time
                     self.limit += seconds
-                    self._ends_at += seconds
                 for program in self.living:
                     program.stood_still(seconds)
             case "batch silent", (seconds,):
+                self._disturbs()
                 self.batch_silent_until = self.clock.monotonic + seconds
             case "GPU lost", (gpu, seconds):
                 self.lost_gpus.add(gpu)
@@ -185,7 +193,7 @@ class World:
         raise AssertionError(f"not over after {OVER_AFTER_S:g} s of calm")
 
     def _disk_is_well(self) -> None:
-        self._disturbed += 1
+        self._disturbs()
         self.disk.failing = 0
 
     def signals(self, number: signal.Signals) -> None:
@@ -238,37 +246,45 @@ class World:
 
     def begins(self) -> None:
         """A batch job begins: an allocation with its own time limit."""
+        self.lives += 1
+        self._began, self._stopped_before_s = self.clock.monotonic, self.stopped_s
+        self._disturbs()
         limit_s = None if self.calm else self.schedule.time_limit_s
         self.reason, self.limit = EndReason.NONE, None
         if limit_s is None:
             return
         self.limit = self.clock.wall + limit_s
-        ends_at = self.clock.monotonic + limit_s
+        life = self.lives
 
         def over() -> None:
-            if self._ends_at == ends_at:
+            if self.lives == life and self.disk.living:
                 self.reason = EndReason.LIMIT
                 self.clock.after(KILL_WAIT_S, kill)
                 self.signals(signal.SIGTERM)
 
         def kill() -> None:
-            if self._ends_at == ends_at:
+            if self.lives == life and self.disk.living:
                 for program in self.living:
+                    if program.would_save and self.clock.monotonic - self._disturbed_at > limit_s / 2:
+                        self.unsaved.append(f"{program.job}: attempt {program.attempt} was killed at the limit")
                     program.killed()
                 self.disk.dies()
 
-        self._ends_at = ends_at
         self.clock.after(limit_s, over)
 
-    _ends_at = -1.0
-
-    def ended(self) -> None:
+    def ended(self, *, died: bool) -> None:
         """The agent is gone: the batch job is over, or another agent begins in it."""
-        self._ends_at = -1.0
+        if not died and not self.disk.failing:
+            self.unsaved += [f"job {job_id}: its state was left in memory" for job_id in self.memory.keeping()]
         self.memory.lost()
         for program in self.living:
             program.agent_is_gone()
+        self._disturbs()
+        self.lived_s += self.clock.monotonic - self._began - (self.stopped_s - self._stopped_before_s)
+
+    def _disturbs(self) -> None:
         self._disturbed += 1
+        self._disturbed_at = self.clock.monotonic
 
 
 class VirtualBatch(Local):

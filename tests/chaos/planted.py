@@ -1,0 +1,176 @@
+"""Faults put into a copy of hpcsched on purpose, one at a time: how long until a schedule finds each.
+
+    python -m tests.chaos.planted [--seconds 300] [--only NAME] [--json FILE]
+
+Exit code 1 where one is not found within the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault: in a file of hpcsched, `right` stands once, and becomes `wrong`."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+
+    def plant(self, root: Path) -> None:
+        """Put it into a copy. Raises ValueError where the code has changed."""
+        path = root / "hpcsched" / self.file
+        text = path.read_text()
+        if (found := text.count(self.right)) != 1:
+            raise ValueError(f"{self.name}: what it changes stands {found} times in {path}")
+        path.write_text(text.replace(self.right, self.wrong))
+
+
+FAULTS = (
+    Fault(
+        "processes of the agent before are left",
+        "agent/recovery.py",
+        "end_processes(orphans, grace_s, killed=killed) if orphans else []",
+        "[]",
+    ),
+    Fault(
+        "what is answered is not on disk",
+        "agent/recorder.py",
+        "self._journal.append(events, sync=durable)",
+        "self._journal.append(events, sync=False)",
+    ),
+    Fault(
+        "files are not replaced atomically",
+        "store/files.py",
+        "        temporary.replace(path)\n",
+        "        path.write_bytes(data)\n",
+    ),
+    Fault(
+        "a torn record stays",
+        "store/journal.py",
+        "            os.ftruncate(self._descriptor, length)\n"
+        "            os.lseek(self._descriptor, length, os.SEEK_SET)\n"
+        "        except",
+        "            os.lseek(self._descriptor, 0, os.SEEK_END)\n        except",
+    ),
+    Fault(
+        "commands are carried out again",
+        "agent/inbox.py",
+        "            (self._new / name).unlink(missing_ok=True)",
+        "            pass",
+    ),
+    Fault(
+        "a command done before a crash is done anew",
+        "agent/loop.py",
+        "        if name in self._done_commands:",
+        "        if False:",
+    ),
+    Fault(
+        "who sent what is no command hears nothing",
+        "agent/loop.py",
+        "            self._r.inbox.answer(name, answer)",
+        "            answer.error or self._r.inbox.answer(name, answer)",
+    ),
+    Fault(
+        "checkpoints of other attempts are not found",
+        "agent/attempts.py",
+        "        return max(found, key=lambda record: (record.attempt or 0, record.step), default=None)",
+        "        return None",
+    ),
+    Fault(
+        "a crash loses a step that was saved",
+        "agent/recovery.py",
+        "                steps[job.id] = record.step\n        else:",
+        "                steps[job.id] = max(0, record.step - 1)\n        else:",
+    ),
+    Fault(
+        "time in which all was stopped counts",
+        "agent/clock.py",
+        "        self._since += seconds",
+        "        pass",
+    ),
+    Fault(
+        "the agent ends while states are in memory alone",
+        "agent/abandon.py",
+        "    while attempts or (keeping() and time.monotonic() < deadline):",
+        "    while attempts:",
+    ),
+    Fault(
+        "saving begins at the end of the allocation",
+        "core/transitions/deadline.py",
+        "        return self.reserve_s + sum(self._estimates.longest_save_s(job) for job in saving)",
+        "        return 0.0 * sum(self._estimates.longest_save_s(job) for job in saving)",
+    ),
+    Fault(
+        "a full disk is a job's fault",
+        "core/transitions/reports.py",
+        '        if event.no_room and job.wanted != "cancel":',
+        "        if False:",
+    ),
+    Fault(
+        "one retry too few",
+        "core/transitions/endings.py",
+        "        if job.failures > job.spec.retries or refused:",
+        "        if job.failures >= job.spec.retries or refused:",
+    ),
+    Fault(
+        "the next attempt starts beside one that leaves",
+        "core/transitions/endings.py",
+        "        self._run.count_news(self._ledger.waits_by(job).foreground)\n        self.back_to_checkpoint(job)",
+        "        self._run.count_news(self._ledger.waits_by(job).foreground)",
+    ),
+)
+
+
+def seconds_until_found(fault: Fault, seconds: float) -> tuple[float | None, str]:
+    """How long it takes to find a fault (None: it was not found), and what it violated."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
+        copy = Path(folder)
+        for name in ("hpcsched", "tests"):
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
+        fault.plant(copy)
+        command = [sys.executable, "-m", "tests.chaos", "--seconds", str(seconds), "--most-bad", "1", "--as-is"]
+        environment = {**os.environ, "PYTHONPATH": folder}
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        took_s = time.monotonic() - began
+    said = next((line for line in done.stdout.splitlines() if line.startswith("seed ")), done.stderr[-500:])
+    return (took_s if done.returncode == 1 else None), said
+
+
+def main(words: Sequence[str]) -> int:
+    """Plant one fault after the other; the exit code."""
+    parser = argparse.ArgumentParser(prog="planted", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=300.0, help="for each")
+    parser.add_argument("--only", metavar="NAME", help="the faults in whose names this stands")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(words)
+    rows = []
+    for fault in FAULTS:
+        if args.only and args.only not in fault.name:
+            continue
+        took_s, said = seconds_until_found(fault, args.seconds)
+        found = "not found" if took_s is None else f"{took_s:.0f} s"
+        print(f"{fault.name} ({fault.file}): {found}; {said[:200]}", flush=True)
+        rows.append({"fault": fault.name, "file": fault.file, "found_s": took_s, "violated": said})
+    if args.json:
+        args.json.write_text(json.dumps({"seconds_each": args.seconds, "faults": rows}, indent=1) + "\n")
+    return any(row["found_s"] is None for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
