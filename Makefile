@@ -15,7 +15,7 @@ WITHIN ?= 3600
 # A file's tests share what is costly to make; the folders whose tests take longest come first.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check unit test test-all test-part lint types style docs pages bench dist lock old-env clean
+.PHONY: demo check unit test test-all test-part chaos lint types style docs pages bench dist lock old-env clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hpcsched demo
@@ -37,6 +37,11 @@ test-all: $(VENV)/.installed-dev
 
 test-part: $(VENV)/.installed-dev
 	$(PYTEST) -n $(AT_ONCE) --hypothesis-profile=all --hypothesis-seed=0 --part=$(PART) --within=$(WITHIN) tests
+
+# Schedules of faults on the virtual clock, for so many seconds (docs/adr/0063).
+SECONDS ?= 60
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS)
 
 lint: types style
 

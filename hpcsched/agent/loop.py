@@ -21,7 +21,7 @@ from hpcsched.agent.stops import Stops
 from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action, MakePlan
+from hpcsched.core.actions import MakePlan
 from hpcsched.core.model import JobState
 from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.store.rundir import SNAPSHOT_PERIOD_S

@@ -13,7 +13,7 @@ def made_plan(machine: Machine, now: float, tell: Callable[[str], None]) -> Plan
     """The plan of the machine's policy from here on, or its fallback where that fails, which is told."""
     try:
         plan = machine.make_plan()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the next agent would meet it again
+    except Exception as error:
         tell(f"no plan could be made ({said(error)}); going on without one for now")
         plan = machine.make_plan(fallback=True)
     return PlanMade(at=now, plan=plan)

@@ -107,7 +107,9 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--most", type=int, default=10**9, metavar="N", help="so many schedules at most")
-    parser.add_argument("--most-bad", type=int, default=10, metavar="N", help="stop after so many that violate")
+    parser.add_argument(
+        "--most-bad", type=int, default=10, metavar="N", help="stop after so many that violate"
+    )
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), metavar="N")
     parser.add_argument("--only", type=int, metavar="SEED", help="this one, made as short as can be")
     parser.add_argument("--as-is", action="store_true", help="do not look for the shortest")

@@ -130,7 +130,8 @@ FAULTS = (
     Fault(
         "the next attempt starts beside one that leaves",
         "core/transitions/endings.py",
-        "        self._run.count_news(self._ledger.waits_by(job).foreground)\n        self.back_to_checkpoint(job)",
+        "        self._run.count_news(self._ledger.waits_by(job).foreground)\n"
+        "        self.back_to_checkpoint(job)",
         "        self._run.count_news(self._ledger.waits_by(job).foreground)",
     ),
 )
@@ -143,7 +144,16 @@ def seconds_until_found(fault: Fault, seconds: float) -> tuple[float | None, str
         for name in ("hpcsched", "tests"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
         fault.plant(copy)
-        command = [sys.executable, "-m", "tests.chaos", "--seconds", str(seconds), "--most-bad", "1", "--as-is"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.chaos",
+            "--seconds",
+            str(seconds),
+            "--most-bad",
+            "1",
+            "--as-is",
+        ]
         environment = {**os.environ, "PYTHONPATH": folder}
         began = time.monotonic()
         done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)

@@ -143,7 +143,7 @@ class AllocationEnd:
         return events
 
     def _after_a_stop(self, of_end: EndTimeAnswer | None) -> list[ev.Event]:
-        """Where the batch system does not say when the allocation ends: it ends as if all were stopped alone."""
+        """Where the batch system does not say when the allocation ends: it is taken to end early."""
         if self._end_after_stop is None:
             return []
         at_worst, until = self._end_after_stop
@@ -152,7 +152,9 @@ class AllocationEnd:
         self._end_after_stop = None
         if (of_end and not of_end.error) or self._machine.deadline.draining:
             return []
-        self._tell("the batch system does not say when the allocation ends now: saving all jobs, then stopping")
+        self._tell(
+            "the batch system does not say when the allocation ends now: saving all jobs, then stopping"
+        )
         now = self._clock.now()
         return [self._moved(max(now, at_worst)), ev.DrainRequested(at=now, cause="deadline")]
 

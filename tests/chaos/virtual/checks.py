@@ -1,4 +1,4 @@
-"""What must be true of a run that is over, by the ledger of its programs, its users' memory, and its files."""
+"""What must be true of a run that is over, by the ledger of its programs, its users' memory and its files."""
 
 from __future__ import annotations
 
@@ -89,6 +89,8 @@ def _commands(world: World, machine: Machine) -> Iterator[str]:
             for spec in command.jobs:
                 if spec.name not in names:
                     yield f"the submit of {spec.name} was acknowledged, and it is not there"
+                elif not all(answer.done):
+                    yield f"who submitted {spec.name} was told {answer.outcomes}"
         elif command.command == "cancel" and all(answer.done):
             for target in command.targets:
                 if not machine.run.jobs[target].state.final:

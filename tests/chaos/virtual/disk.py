@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 
-class Died(BaseException):  # noqa: N818 - no error of the agent's: it is killed here
+class Died(BaseException):
     """The agent's process is killed by SIGKILL at this point."""
 
 
@@ -97,7 +97,7 @@ class Disk:
     def _is_here(self, name: str, args: tuple[Any, ...]) -> bool:
         if isinstance(args[0], int):
             try:
-                return os.readlink(f"/proc/self/fd/{args[0]}").startswith(self._root)
+                return str(Path(f"/proc/self/fd/{args[0]}").readlink()).startswith(self._root)
             except OSError:
                 return False
         return os.fspath(args[0]).startswith(self._root)
@@ -106,7 +106,7 @@ class Disk:
         """What of the journal was not synchronised is lost, or a part of it."""
         with self.not_the_agent():
             try:
-                about = os.stat(journal)
+                about = journal.stat()
             except OSError:
                 return
             kept = self._synced.get(about.st_ino, about.st_size)

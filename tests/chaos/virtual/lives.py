@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import selectors
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hpcsched.agent import gpu_watch, recovery, start
+from hpcsched.agent import recovery, start
 from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer
 from hpcsched.agent.hosts import Hosts
 from hpcsched.agent.loop import RunOutcome
@@ -19,8 +19,8 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, HostCores
-from hpcsched.devices.base import Sample
 from hpcsched.core.profile import Profile
+from hpcsched.devices.base import Sample
 from hpcsched.errors import HpcschedError
 from hpcsched.testing.invariants import check
 
@@ -109,15 +109,17 @@ class _Checks:
 @contextmanager
 def _no_descriptor_left() -> Iterator[None]:
     """Close what an agent that died has left open, as its process would."""
-    before = set(map(int, os.listdir("/proc/self/fd")))
+    before = _descriptors()
     try:
         yield
     finally:
-        for fd in set(map(int, os.listdir("/proc/self/fd"))) - before:
-            try:
+        for fd in _descriptors() - before:
+            with suppress(OSError):  # the one by which they were listed
                 os.close(fd)
-            except OSError:
-                pass
+
+
+def _descriptors() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir()}
 
 
 def play(world: World) -> Machine:

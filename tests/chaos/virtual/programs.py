@@ -1,15 +1,15 @@
-"""Programs of jobs that speak the contract, on the virtual clock; their own ledger says what they have done."""
+"""Programs of jobs that speak the contract, on the virtual clock; their ledger says what they have done."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import floor
 from pathlib import Path
 from signal import Signals
-from typing import Any
 
 from hpcsched.contract import files, orders, variables
 from hpcsched.contract.exits import SUSPENDED
@@ -243,10 +243,8 @@ class Program:
         if not self.alive or generation != self._generation or self._trains_since is None:
             return
         if not self._closed:
-            try:
+            with suppress(OSError):
                 os.write(self._pipe, Line(step=self.step, t=self._clock.wall, total=self._steps).encode())
-            except (BlockingIOError, OSError):
-                pass
         self._clock.after(TELLS_EVERY_S, lambda: self._tell(generation))
 
     def _saves(self) -> None:

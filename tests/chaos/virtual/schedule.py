@@ -23,8 +23,8 @@ class Habits:
 
     `rate`: steps a second on one GPU. `deaf`: it neither saves nor ends when it is asked to. `fails_at`: the
     step at which it fails, so many `times`. `in_place`: ranks can come and go. `saves`: whether it saves what
-    it has when it is asked to leave. `keeps_s`: a quick suspend leaves its state in memory, and it is on disk so
-    much later; None: it does not know quick ones.
+    it has when it is asked to leave. `keeps_s`: a quick suspend leaves its state in memory, and it is on disk
+    so much later; None: it does not know quick ones.
     """
 
     rate: float = 10.0
@@ -110,7 +110,14 @@ def _special(spec: JobSpec) -> str:
     return "".join(f"{key} {value}, " for key, value in said.items() if value)
 
 
-GARBAGE = (b"", b"{", b"\xff\xfe", b"[" * 5000, b'{"command":"submit","jobs":[{"name":"x"}]}', b'{"command":"dance"}')
+GARBAGE = (
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"[" * 5000,
+    b'{"command":"submit","jobs":[{"name":"x"}]}',
+    b'{"command":"dance"}',
+)
 """What no command is."""
 
 COMMANDS = ("cancel", "hold", "release", "suspend", "resume", "retry")

@@ -266,7 +266,9 @@ class World:
             if self.lives == life and self.disk.living:
                 for program in self.living:
                     if program.would_save and self.clock.monotonic - self._disturbed_at > limit_s / 2:
-                        self.unsaved.append(f"{program.job}: attempt {program.attempt} was killed at the limit")
+                        self.unsaved.append(
+                            f"{program.job}: attempt {program.attempt} was killed at the limit"
+                        )
                     program.killed()
                 self.disk.dies()
 
@@ -275,7 +277,8 @@ class World:
     def ended(self, *, died: bool) -> None:
         """The agent is gone: the batch job is over, or another agent begins in it."""
         if not died and not self.disk.failing:
-            self.unsaved += [f"job {job_id}: its state was left in memory" for job_id in self.memory.keeping()]
+            left = self.memory.keeping()
+            self.unsaved += [f"job {job_id}: its state was left in memory" for job_id in left]
         self.memory.lost()
         for program in self.living:
             program.agent_is_gone()

@@ -13,6 +13,8 @@ def test_a_fault_in_a_planner_is_told_and_its_fallback_taken(monkeypatch):
     assert made_plan(driver.machine, 3.0, said.append).plan.order == (1,) and not said
     monkeypatch.setattr(Planner, "plan", lambda self, view: 1 / 0)
     made = made_plan(driver.machine, 4.0, said.append)
-    assert said == ["no plan could be made (ZeroDivisionError: division by zero); going on without one for now"]
+    assert said == [
+        "no plan could be made (ZeroDivisionError: division by zero); going on without one for now"
+    ]
     driver.handle(made)
     assert made.at == 4.0 and driver.job("a").state.active
