@@ -18,7 +18,7 @@ MOST_TRIES = 400
 
 def played(schedule: Schedule) -> tuple[list[str], World]:
     """What a schedule violates, and the world after it."""
-    with tempfile.TemporaryDirectory(prefix="chaos-", dir=_memory()) as folder:
+    with tempfile.TemporaryDirectory(prefix="chaos-", dir=memory_folder()) as folder:
         world = World(schedule, Path(folder))
         try:
             return violations(world, play(world)), world
@@ -30,7 +30,7 @@ def played(schedule: Schedule) -> tuple[list[str], World]:
             return [f"{type(error).__name__}: {said} ({Path(where.filename).name}:{where.lineno})"], world
 
 
-def _memory() -> str | None:
+def memory_folder() -> str | None:
     """A file system in memory: its fsync takes no time."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 

@@ -174,6 +174,11 @@ class Program:
         return self.living > 0
 
     @property
+    def over(self) -> bool:
+        """Nobody will ask for it any more."""
+        return self._closed and not self.alive
+
+    @property
     def step(self) -> int:
         """Steps done until now."""
         if self._trains_since is None:

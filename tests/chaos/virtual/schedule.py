@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -67,7 +67,8 @@ class Schedule:
     time_limit_s: float | None = None
     """Of each allocation; None: there is none."""
     grace_s: float = 4.0
-    more: Mapping[str, Any] = field(default_factory=dict)
+    lasts_s: float = 100.0
+    """After so long nothing goes wrong any more, and users let all go on that they have held or suspended."""
 
     def smaller(self) -> Iterator[Schedule]:
         """Schedules with less in them: without half of the doings, without one, without a job."""

@@ -26,8 +26,8 @@ from .programs import FIRST_PID, Ledger, Program, SharedMemory
 from .schedule import Doing, Schedule
 
 HOST = "n1"
-CALM_AFTER_S = 100.0
-"""When users let all go on that they have held or suspended; nothing goes wrong any more."""
+CALM_S = 100.0
+"""How often users let all go on once nothing goes wrong any more."""
 ANSWERS_WITHIN_S = 3.0
 """Time in which an agent answers a command."""
 LOOKS_EVERY_S = 0.2
@@ -75,7 +75,7 @@ class World:
         for doing in schedule.doings:
             self.clock.after(doing.at, lambda doing=doing: self._do(doing))
         self.clock.after(LOOKS_EVERY_S, self._looks_again)
-        self.clock.after(CALM_AFTER_S, self._lets_all_go_on)
+        self.clock.after(schedule.lasts_s, self._lets_all_go_on)
 
     # --- the launcher -----------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ class World:
         self._next_pid += ranks
         habits = self.schedule.habits[plan.env["HPCSCHED_JOB_NAME"]]
         program = Program(plan, pids, habits, self.clock, self.ledger, lambda: self.programs, self.memory)
-        self.programs.append(program)
+        self.programs = [*(one for one in self.programs if not one.over), program]
         return program
 
     def ready_for(self, plan: LaunchPlan) -> bool:
@@ -187,7 +187,7 @@ class World:
         if not self.calm:
             self.clock.after(OVER_AFTER_S, self._gives_up)
         self.calm = True
-        self.clock.after(CALM_AFTER_S, self._lets_all_go_on)
+        self.clock.after(CALM_S, self._lets_all_go_on)
 
     def _gives_up(self) -> None:
         raise AssertionError(f"not over after {OVER_AFTER_S:g} s of calm")
