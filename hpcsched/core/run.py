@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hpcsched.core.events import AgentStarted, AttemptEvent
 from hpcsched.core.jobs import Job
 from hpcsched.core.model import Role
+from hpcsched.core.packed import Jobs
 from hpcsched.core.plan import Plan
 
 
@@ -39,7 +40,7 @@ class Run:
         """The number of the present life, as node agents know it; 0: it has none."""
         self.reads_inbox = False
         """Whether the agent has yet to carry out the commands that waited for it."""
-        self.jobs: dict[int, Job] = {}
+        self.jobs = Jobs()
         self.by_name: dict[str, int] = {}
         self.arrays: dict[str, int] = {}
         """By array the id of its first job."""
@@ -111,7 +112,8 @@ class Run:
 
     def add(self, job: Job) -> None:
         """Take a submitted job in."""
-        self.jobs[job.id], self.by_name[job.spec.name] = job, job.id
+        self.jobs.add(job)
+        self.by_name[job.spec.name] = job.id
         if job.spec.array:
             self.arrays.setdefault(job.spec.array.name, job.id)
         self.unfinished += 1
@@ -142,8 +144,9 @@ class Run:
     def _lists(self, job: Job) -> tuple[list[Job], ...]:
         return (self.running, self.secondaries) if job.role is Role.SECONDARY else (self.running,)
 
-    def ended(self) -> None:
+    def ended(self, job: Job) -> None:
         """Count one more job that is over."""
+        self.jobs.ended(job)
         self.unfinished -= 1
 
     def reopened(self, job: Job) -> None:

@@ -353,11 +353,12 @@ def decoded(number: int, kind: str, body: str) -> ev.Event:
 
 
 class Answering:
-    """A machine that answers with digests; it makes the first `plans` plans that it is asked for."""
+    """A machine that answers with digests; it makes the first `plans` plans that it is asked for. `packs`:
+    the jobs that are over are packed after each event."""
 
-    def __init__(self, *, stories: bool, plans: int) -> None:
+    def __init__(self, *, stories: bool, plans: int, packs: bool = False) -> None:
         self.machine = Machine(any_policy, stories=stories)
-        self._plans = plans
+        self._plans, self._packs = plans, packs
 
     def answer(self, event: ev.Event) -> str:
         """What it does about an event; a decision that cannot be is an answer too."""
@@ -365,6 +366,9 @@ class Answering:
             actions = self.machine.handle(event)
         except InvalidTransition as error:
             return digest(str(error))
+        finally:
+            if self._packs:
+                self.machine.run.jobs.pack()
         said = digest_of_actions(actions)
         if self._plans and any(isinstance(action, MakePlan) for action in actions):
             self._plans -= 1
@@ -391,9 +395,9 @@ def recorded(
     return made
 
 
-def difference(before: Recorded) -> str:
+def difference(before: Recorded, *, packs: bool = False) -> str:
     """Replay a journal: the first thing that is not as it was; "" where all is."""
-    one = Answering(stories=before.stories, plans=before.plans)
+    one = Answering(stories=before.stories, plans=before.plans, packs=packs)
     machine, number, last = one.machine, 0, 0
     for number, (event, expected) in enumerate(zip(before.decoded(), before.answers, strict=True), 1):
         try:

@@ -229,7 +229,7 @@ class Estimates:
         for key in dict.fromkeys([*learned, *self.observed.seen]):
             known = (found for each in _keys(*key) if (found := self.profiles.get(each)))
             self.observed.believe(key, next(known, None))
-        self.size_up(self._run.jobs.values())
+        self.size_up(self._run.jobs.left())
 
     def size_up(self, jobs: Iterable[Job]) -> None:
         """Note how many GPUs the programs of these jobs can use, by what is known now."""
@@ -246,7 +246,7 @@ class Estimates:
         self.parallel.add(program)
         if self.shape(job).because is Because.SAID:
             self._out.note(job, Reason(Why.SAYS_PARALLEL, {"model": job.spec.model}))
-        self.size_up(other for other in self._run.jobs.values() if other.spec.model == job.spec.model)
+        self.size_up(other for other in self._run.jobs.left() if other.spec.model == job.spec.model)
 
     def learn_start(self, job: Job, took_s: float | None) -> None:
         """Note what the launch of a job that is ready took."""

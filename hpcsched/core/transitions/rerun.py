@@ -21,12 +21,8 @@ def coming_back(run: Run, ids: Iterable[int]) -> dict[int, int | None]:
     """
     found: dict[int, int | None] = {i: None for i in ids if i in run.jobs and run.jobs[i].state.final}
     waiting: dict[str, list[Job]] = {}
-    for job in run.jobs.values():
-        if (
-            job.state is JobState.CANCELLED
-            and job.reason
-            and job.reason.why is Why.DEPENDENCY_NEVER_SATISFIED
-        ):
+    for job in run.jobs.in_state(JobState.CANCELLED):
+        if job.reason and job.reason.why is Why.DEPENDENCY_NEVER_SATISFIED:
             for name in job.spec.after:
                 waiting.setdefault(name, []).append(job)
     line = list(found)

@@ -151,9 +151,8 @@ class Submissions:
 
     def _wait_again_for(self, job: Job, back: Mapping[int, int | None]) -> None:
         """Have the jobs that waited for this one, and have not begun, wait for it once more."""
-        for other in self._run.jobs.values():
-            waits = job.spec.name in other.spec.after and other.id not in back
-            if waits and not other.state.final and not other.attempt:
+        for other in self._run.jobs.left():
+            if job.spec.name in other.spec.after and other.id not in back and not other.attempt:
                 self._waiting.dequeue(other)
                 self._waiting.leave_array(other)
                 other.unmet += 1

@@ -25,6 +25,13 @@ def test_recorded_journals_replay_to_the_same(group: str) -> None:
     assert not found, "\n".join([f"{len(found)} of {len(journals)} differ; {AGAIN}", *found[:20]])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("group", GROUPS)
+def test_they_do_where_the_jobs_that_are_over_are_packed_at_each_event(group: str) -> None:
+    found = [told for one in read(STORED / f"{group}.gz") if (told := difference(one, packs=True))]
+    assert not found, "\n".join(found[:20])
+
+
 @pytest.fixture(scope="module")
 def journal() -> Recorded:
     """One in which jobs are started, suspended and ended."""

@@ -1,0 +1,198 @@
+"""The jobs of a run, by id: those that are over can be packed, as a run may have had a hundred thousand.
+
+Packed, a job of which nothing is unusual takes some hundred bytes instead of two thousand: its fields are
+pickled, and compressed with those of a job before it as the dictionary. These bytes never leave the process. A
+job that is asked for by its id is unpacked first, and may be changed: it stays so until it is packed once more.
+Where all are gone through, packed ones are copies, for reading.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, ItemsView, KeysView, ValuesView
+from dataclasses import fields
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+from hpcsched.core.jobs import Job, Saves, Traits
+from hpcsched.core.model import Attempt, JobSpec, JobState
+from hpcsched.core.reasons import Note, Reason
+
+_SAME_FOR = 256
+"""The number of jobs that are compressed with the same dictionary (chosen)."""
+
+_RAW = -15
+"""For zlib: no head and no checksum, and its largest window."""
+
+_HEAD = struct.Struct("<BdI")
+"""Before the bytes of a job: its state by number, when it ended, and the number of its dictionary."""
+
+_STATES = tuple(JobState)
+
+
+class Jobs(dict[int, Job]):
+    """A dict in which those lie that are not packed: they are found as fast as in any other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._packed: dict[int, bytes] = {}
+        self._over: set[int] = set()
+        """Those that may be packed."""
+        self._alike: list[bytes] = []
+        """The dictionaries: a job as it is before it is compressed."""
+        self._left_of_alike = 0
+        self._packed_states = Counter[JobState]()
+        self.last_id = 0
+        """The largest of all ids; 0: there is none."""
+
+    # --- packing ----------------------------------------------------------------------------
+
+    def add(self, job: Job) -> None:
+        """Take a new job in."""
+        self[job.id], self.last_id = job, max(self.last_id, job.id)
+
+    def ended(self, job: Job) -> None:
+        """Note that a job is over: the next `pack` takes it."""
+        self._over.add(job.id)
+
+    def pack(self) -> None:
+        """Pack those that are over. Who has one of them from before must not change it any more."""
+        over, self._over = self._over, set()
+        for job_id in sorted(over):
+            if (job := self[job_id]).state.final:
+                self._pack(job)
+        self._over.clear()
+
+    def _pack(self, job: Job) -> None:
+        try:
+            data = _dumped(job)
+        except (pickle.PicklingError, TypeError, AttributeError):
+            return  # a package has put something into it: it stays as it is
+        if not self._left_of_alike:
+            self._alike.append(data)
+            self._left_of_alike = _SAME_FOR
+        self._left_of_alike -= 1
+        compress = zlib.compressobj(1, wbits=_RAW, zdict=self._alike[-1])
+        head = _HEAD.pack(_STATES.index(job.state), job.ended_s or 0.0, len(self._alike) - 1)
+        self._packed[job.id] = head + compress.compress(data) + compress.flush()
+        self._packed_states[job.state] += 1
+        del self[job.id]
+
+    def _unpacked(self, data: bytes) -> Job:
+        alike = self._alike[_HEAD.unpack_from(data)[2]]
+        job = pickle.loads(zlib.decompressobj(_RAW, zdict=alike).decompress(data[_HEAD.size :]))
+        assert isinstance(job, Job)
+        return job
+
+    def __missing__(self, job_id: int) -> Job:
+        data = self._packed.pop(job_id)
+        job = self[job_id] = self._unpacked(data)
+        self._packed_states[job.state] -= 1
+        self._over.add(job_id)
+        return job
+
+    def unpack(self) -> None:
+        """Unpack all of them, as they will be gone through more than once."""
+        for job_id in sorted(self._packed):
+            self[job_id]
+
+    # --- of some of them --------------------------------------------------------------------
+
+    def left(self) -> list[Job]:
+        """Those that are not over, in the order of ids."""
+        return sorted((job for job in super().values() if not job.state.final), key=lambda job: job.id)
+
+    def in_state(self, *states: JobState) -> Iterator[Job]:
+        """Those in one of these states, in the order of ids."""
+        numbers = {_STATES.index(state) for state in states}
+        packed = (job_id for job_id, data in self._packed.items() if data[0] in numbers)
+        return self._each([*packed, *(i for i, job in super().items() if job.state in states)])
+
+    def ended_after(self, at: float) -> Iterator[Job]:
+        """Those that were not over at this time of the run's clock, in the order of ids."""
+        packed = (job_id for job_id, data in self._packed.items() if _HEAD.unpack_from(data)[1] > at)
+        late = (i for i, job in super().items() if not job.state.final or (job.ended_s or 0.0) > at)
+        return self._each([*packed, *late])
+
+    def counts(self) -> Counter[JobState]:
+        """How many are in each state; those in which none is are left out."""
+        return +(self._packed_states + Counter(job.state for job in super().values()))
+
+    def _each(self, ids: Iterable[int]) -> Iterator[Job]:
+        for job_id in sorted(ids):
+            data = self._packed.get(job_id)
+            yield self[job_id] if data is None else self._unpacked(data)
+
+    # --- what a dict has --------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return super().__len__() + len(self._packed)
+
+    def __contains__(self, job_id: object) -> bool:
+        return super().__contains__(job_id) or job_id in self._packed
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted([*super().__iter__(), *self._packed]))
+
+    def get(self, job_id: int, default: Any = None) -> Any:
+        """The job, or the default where there is none of this id."""
+        return self[job_id] if job_id in self else default
+
+    def keys(self) -> KeysView[int]:  # type: ignore[override]
+        """All ids, in order."""
+        return KeysView(self)
+
+    def values(self) -> ValuesView[Job]:  # type: ignore[override]
+        """All jobs, in the order of ids."""
+        return _Values(self)
+
+    def items(self) -> ItemsView[int, Job]:  # type: ignore[override]
+        """All jobs with their ids, in order."""
+        return _Items(self)
+
+
+class _Values(ValuesView[Job]):
+    def __iter__(self) -> Iterator[Job]:
+        jobs: Jobs = self._mapping  # type: ignore[attr-defined]
+        return jobs._each(jobs)
+
+
+class _Items(ItemsView[int, Job]):
+    def __iter__(self) -> Iterator[tuple[int, Job]]:
+        jobs: Jobs = self._mapping  # type: ignore[attr-defined]
+        return ((job.id, job) for job in jobs._each(jobs))
+
+
+# --- pickling: as usual, but that records give their fields at once --------------------------------------------
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(part.name for part in fields(kind))
+
+
+def _made(kind: type, values: tuple[Any, ...]) -> Any:
+    record: Any = object.__new__(kind)
+    for name, value in zip(_names(kind), values, strict=True):
+        object.__setattr__(record, name, value)
+    return record
+
+
+def _reduce_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    values = attrgetter(*_names(kind))
+    return lambda record: (_made, (kind, values(record)))
+
+
+class _Pickler(pickle.Pickler):
+    dispatch_table = {kind: _reduce_of(kind) for kind in (Job, JobSpec, Traits, Saves, Attempt, Note, Reason)}
+
+
+def _dumped(job: Job) -> bytes:
+    into = io.BytesIO()
+    _Pickler(into, protocol=5).dump(job)
+    return into.getvalue()
