@@ -21,6 +21,7 @@ from hpcsched.core.processes import Program, program_of
 from hpcsched.core.profile import Profile, cost_at
 from hpcsched.core.resources.gpus import own_type
 from hpcsched.core.shared_use import SharedUse
+from hpcsched.core.states import FAILURES
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile.needs import check_needs
 from hpcsched.planning.jobs.costs import require_profiles
@@ -98,7 +99,7 @@ class Admission:
         wanted = [job for job in jobs if job.name not in cancelled]
         found = self._checked(wanted, gpus=gpus, where=where)
         parallel = self.parallel(jobs)
-        first_id = max(machine.run.jobs, default=0) + 1
+        first_id = machine.run.jobs.last_id + 1
         known = ev.ProfilesLoaded(at=at, profiles=found, parallel=parallel)
         events: list[ev.Event] = [known] if found or parallel else []
         there = (*self.devices, *machine.ledger.devices.values())
@@ -162,8 +163,8 @@ class Admission:
             else:
                 edits.kept[job.id] = keys
             edits.said[job.id] = edit_message(job, keys, update=update, living=living)
-        of = machine.run.jobs if retry else edits.updated
-        edits = replace(edits, again=tuple(i for i in of if machine.run.jobs[i].state.failed))
+        failed = [job.id for job in machine.run.jobs.in_state(*FAILURES)]
+        edits = replace(edits, again=tuple(i for i in failed if retry or i in edits.updated))
         if not edits.updated:
             return edits
         specs = [edits.updated.get(job.id, job.spec) for job in machine.run.jobs.values()]
@@ -201,7 +202,7 @@ class Admission:
                 at=at, cause=cause, updated=edits.updated, kept=edits.kept, again=edits.again
             )
             events.append(about)
-        next_id = max(self.machine.run.jobs, default=0) + 1
+        next_id = self.machine.run.jobs.last_id + 1
         ids = {job.name: job_id for job_id, job in enumerate(new, next_id)} | {
             job.name: names[job.name] for job in old
         }
@@ -212,7 +213,7 @@ class Admission:
 
     def better_profiles(self) -> tuple[Profile, ...]:
         """Profiles to go by from now on for the jobs of earlier lives, whose devices may have been others."""
-        models = {job.spec.model for job in self.machine.run.jobs.values() if not job.state.final}
+        models = {job.spec.model for job in self.machine.run.jobs.left()}
         found = self.find_profiles(models, "") if models else ()
         return self._new(found)
 
@@ -230,7 +231,7 @@ class Admission:
 
     def joined(self, devices: Iterable[Device], at: float) -> list[ev.ProfilesLoaded]:
         """What is known of the models of unfinished jobs on devices that come to the run."""
-        models = {job.spec.model for job in self.machine.run.jobs.values() if not job.state.final}
+        models = {job.spec.model for job in self.machine.run.jobs.left()}
         return self.on_other_types(models, devices, at=at) if models else []
 
     def _new(self, profiles: Iterable[Profile], gpu_type: str = "") -> tuple[Profile, ...]:
@@ -246,6 +247,8 @@ class Admission:
     def _shared(self, jobs: Iterable[JobSpec]) -> tuple[SharedUse, ...]:
         """What earlier runs have seen of the models of these jobs, and of those beside models of the run."""
         new = {job.model for job in jobs if shares_a_gpu(job)}
+        if not new:
+            return ()
         old = {job.spec.model for job in self.machine.run.jobs.values() if shares_a_gpu(job.spec)}
         if not new - old:
             return ()
@@ -258,7 +261,7 @@ class Admission:
         machine, lines = self.machine, []
         here = self if not self.joinable else self._as_it_is()
         devices = list(machine.ledger.devices.values())
-        for job in machine.run.jobs.values():
+        for job in machine.run.jobs.left():
             if job.held or job.unmet or job.state not in (JobState.PENDING, JobState.SUSPENDED):
                 continue
             try:

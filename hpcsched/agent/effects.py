@@ -134,7 +134,7 @@ class Effects:
                 pack=pack_name(job, action, self._machine, self._site),
                 room_mib=self._machine.ledger.room_mib(job),
             )
-            told = self._resuming.planned(job, action, plan, self._machine.run.jobs.values())
+            told = self._resuming.planned(job, action, plan, self._machine.run.jobs.since)
             if told is None or not self._launcher.ready_for(told):
                 self._waiting.put_off(action)
                 return []
@@ -382,9 +382,11 @@ class Effects:
 
     def _forget_the_finished(self) -> None:
         """What is kept in memory for a job's next attempt goes when there will be none."""
-        for job_id in [i for i in self._launched if self._machine.run.jobs[i].state.final]:
-            self._launched.discard(job_id)
+        over = {i for i in self._launched if self._machine.run.jobs[i].state.final}
+        self._launched -= over
+        for job_id in over:
             self._launcher.forget(job_id)
+        self._timers.forget(over)
 
     def keeping(self) -> set[int]:
         """Ids of the jobs whose newest state is still on its way from memory to disk."""

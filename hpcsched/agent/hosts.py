@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,15 +84,14 @@ class Hosts:
         """The name of this host in the run; "" where no node agent runs on it."""
         return self.remote.name_here(socket.gethostname()) if self.remote else self.host_names[0]
 
-    def first_of_each(self, jobs: Iterable[Job]) -> list[str]:
-        """The first host of each job's newest attempt."""
-        host_of, hosts = self.host_of, list[str]()
+    def first_of_each(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, str]]:
+        """The jobs, each with the first host of its newest attempt."""
+        host_of = self.host_of
         first = next(iter(host_of.values()))
         for job in jobs:
             gpus = job.current.gpus if job.attempts else ()
             seats = job.current.seats if job.attempts else ()
-            hosts.append(seats[0].host if seats else host_of.get(gpus[0], first) if gpus else first)
-        return hosts
+            yield job, seats[0].host if seats else host_of.get(gpus[0], first) if gpus else first
 
 
 def this_host(

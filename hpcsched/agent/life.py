@@ -70,7 +70,7 @@ class LifeResult:
             return 128 + signal.SIGINT
         if self.outcome is not RunOutcome.FINISHED and not self.machine.run.finished:
             return WORK_LEFT
-        failed = any(job.state.failed for job in self.machine.run.jobs.values())
+        failed = any(state.failed for state in self.machine.run.jobs.counts())
         idle = attempts_made(self.machine) == self.attempts_before
         if (idle and self.edits.said) or ((self.edits.ignored or self.refused) and not failed):
             return 2

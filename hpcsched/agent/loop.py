@@ -41,6 +41,9 @@ UNCHANGED_SNAPSHOT_PERIOD_S = 1.0
 WORKER_SIGNAL_S = 2.0
 """Time after the end of a worker, or of a resize, in which a SIGUSR1 counts as that worker's (chosen)."""
 
+MOST_PACKED = 1000
+"""Jobs that are packed at once (chosen): it takes some 30 us each."""
+
 DURABLE_WITHIN_S = 1800.0
 """Time that states may take from memory to disk when nothing is left to run (chosen)."""
 
@@ -332,7 +335,6 @@ class Agent:
             answer = self._carry_out(name, command)
             if answer.error:
                 self._tell(f"inbox: {answer.error}")
-            self._done_commands.add(name)
             self._r.inbox.answer(name, answer)
         return bool(commands)
 
@@ -425,6 +427,8 @@ class Agent:
             if not self._warned:
                 self._tell(f"{error} (status is out of date; the run goes on)")
             self._warned = True
+        if self._r.source is None:  # else all jobs are looked at whenever one has ended
+            self._machine.run.jobs.pack(MOST_PACKED)
 
     def _give_up(self, error: StoreError) -> StoreError:
         """The journal cannot be written: nothing may be decided any more. Save what can be saved."""

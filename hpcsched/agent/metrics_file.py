@@ -6,7 +6,6 @@ The exposition format of text, version 0.0.4. What there is of jobs is bounded: 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +68,8 @@ class MetricsFile:
         self._clock, self._wall = clock, wall
         self._due, self._at = clock(), 0.0
         self._failed = False
+        self._over_s, self._before, self._reopenings = 0.0, float("-inf"), 0
+        """What jobs have held that ended before then, and how many had come back by then."""
 
     def look(self, at: float) -> None:
         """Write it where that is due; `at`: now, on the run's clock."""
@@ -101,7 +102,7 @@ class MetricsFile:
             "1 for the state of the run, 0 for the others.",
             [({**mine, "state": one}, float(one == state)) for one in STATES],
         )
-        counts = Counter(job.state for job in run.jobs.values())
+        counts = run.jobs.counts()
         yield Family(
             "hpcsched_jobs",
             "gauge",
@@ -180,10 +181,21 @@ class MetricsFile:
         )
 
     def _held_s(self, at: float) -> float:
+        run, now_s, over_s = self._machine.run, 0.0, 0.0
+        if run.reopenings != self._reopenings:
+            self._reopenings, self._over_s, self._before = run.reopenings, 0.0, float("-inf")
+        for job in run.jobs.since(self._before):
+            if job.state.final and job.ended_s is not None and job.ended_s < run.now:
+                over_s += self._held_by(job, at)
+            else:
+                now_s += self._held_by(job, at)
+        self._over_s, self._before = self._over_s + over_s, run.now
+        return self._over_s + now_s
+
+    def _held_by(self, job: Job, at: float) -> float:
         held_from_s = self._machine.ledger.held_from_s
         return sum(
             len(attempt.gpus) * max(0.0, (at if attempt.end_s is None else attempt.end_s) - from_s)
-            for job in self._machine.run.jobs.values()
             for attempt in job.attempts
             if (from_s := held_from_s(job, attempt)) is not None
         )

@@ -196,7 +196,7 @@ def saved_steps(
     jobs whose programs have ended just now. What does not count of what they have saved is said.
     """
     steps: dict[int, int] = {}
-    for job in machine.run.jobs.values():
+    for job in machine.run.jobs.left():
         if not job.state.active and not (job.state is JobState.SUSPENDED and job.saved_step):
             continue
         if job.saves_by_itself:

@@ -27,6 +27,9 @@ from hpcsched.launch.base import LaunchPlan, Workers
 
 _PLACEHOLDER = re.compile(r"\{(checkpoint|checkpoint_dir|accumulation|job_id)\}")
 
+Others = Callable[[float], Iterable[Job]]
+"""The jobs that were not over at a time of the run's clock."""
+
 SEARCH_WITHIN_S = 30.0
 """Time in which the checkpoints have to be found (chosen): a file system that hangs is tried again later."""
 
@@ -127,7 +130,7 @@ class Resuming:
         self._progress: dict[int, Reader] = {}
         """By job: what tells the steps of the attempt that is about to start."""
 
-    def planned(self, job: Job, action: Launch, plan: LaunchPlan, others: Iterable[Job]) -> LaunchPlan | None:
+    def planned(self, job: Job, action: Launch, plan: LaunchPlan, others: Others) -> LaunchPlan | None:
         """The plan, told of the newest checkpoint if there is one; None while that is being looked for.
 
         Raises LaunchError if it cannot be found or may be another job's, ValueError if the command cannot be
@@ -165,12 +168,12 @@ class Resuming:
         )
         return resumed(plan, restart, start)
 
-    def _search(self, job: Job, restart: Restart, others: Iterable[Job], *, anew: bool) -> Search:
+    def _search(self, job: Job, restart: Restart, others: Others, *, anew: bool) -> Search:
         folder = self._site.rundir.job(job.id)
         checkpoints, now_s = own_checkpoints(job, restart, folder), job.current.start_s
         anew = anew or not checkpoints.known
         began_s = now_s if anew else checkpoints.began_s
-        own, rivals = Places.of(job), in_the_way(job, others, began_s=began_s)
+        own, rivals = Places.of(job), in_the_way(job, others(began_s), began_s=began_s)
 
         def look() -> None:
             if shared := sharing(own, rivals):

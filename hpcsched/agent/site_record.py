@@ -76,7 +76,7 @@ def attempts_in(machine: Machine, number: int = -1) -> Iterator[tuple[Job, Attem
     """The attempts that ran in a life (its number; the last)."""
     run = machine.run
     number %= len(run.lives)
-    for job in run.jobs.values():
+    for job in run.jobs.since(run.lives[number].at):
         for attempt in job.attempts:
             end_s = max(run.now, attempt.start_s) if attempt.end_s is None else attempt.end_s
             if number in run.lives_of(attempt.start_s, end_s):
@@ -161,12 +161,12 @@ class SiteRecord:
             return round(life.wall + (at - life.at) / speed, 3)
 
         held, uses = held_in(machine), job_use.read_attempts(self._uses)
-        by_job: dict[int, list[Attempt]] = {}
+        by_job: dict[int, tuple[Job, list[Attempt]]] = {}
         for job, attempt in attempts_in(machine):
-            by_job.setdefault(job.id, []).append(attempt)
+            by_job.setdefault(job.id, (job, []))[1].append(attempt)
         trainings = []
-        for job_id, attempts in by_job.items():
-            job, used = machine.run.jobs[job_id], JobUse(job=job_id)
+        for job_id, (job, attempts) in by_job.items():
+            used = JobUse(job=job_id)
             for attempt in attempts:
                 used.add(uses.get((job_id, attempt.number), JobUse(job=job_id)))
             first, from_step = attempts[0], attempts[0].from_step

@@ -10,9 +10,10 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -62,6 +63,7 @@ from hpcsched.agent.taking_over import TakenOver, clock_at, devices_before, is_j
 from hpcsched.agent.watched import open_to
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
+from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError
@@ -188,7 +190,7 @@ def run(
         new_jobs = submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
         admission = admission_for(machine, hosts, find_profiles, find_parallel, find_shared, request)
         edits = edits_of(request, machine, admission, hosts)
-        unfinished = [job.spec for job in machine.run.jobs.values() if not job.state.final]
+        unfinished = [job.spec for job in machine.run.jobs.left()]
         site = Site(
             rundir=rundir,
             run_id=record.id,
@@ -248,9 +250,9 @@ def run(
             user=user,
         )
         machine.run.touch_all()
-        ran = [job for job in machine.run.jobs.values() if job.attempt]
-        for job, first in zip(ran, hosts.first_of_each(ran), strict=True):
-            snapshot.output_of(job.id, str(output_path(job, site, job.attempt, first)))
+        ran = (job for job in machine.run.jobs.values() if job.attempt)
+        for job_id, path in _outputs(ran, site, hosts).items():
+            snapshot.output_of(job_id, str(path))
         monitor = Monitor(hosts.sample, interval_s=request.monitor_s)
         gpu_watch = GpuWatch(
             monitor,
@@ -385,17 +387,14 @@ def run(
             if not monitor.close():
                 stack.pop_all()  # a driver that hangs would hang us too; the system lets go of most of it
                 hosts.close_launcher()
-        jobs = list(machine.run.jobs.values())
+        machine.run.jobs.unpack()
         return LifeResult(
             outcome=outcome,
             machine=machine,
             run=record,
             speed=hosts.speed,
             device_kind=hosts.kind,
-            outputs={
-                job.id: output_path(job, site, job.attempt, first)
-                for job, first in zip(jobs, hosts.first_of_each(jobs), strict=True)
-            },
+            outputs=_outputs(machine.run.jobs.values(), site, hosts),
             checkpoints={job_id: site.checkpoints_of(job_id) for job_id in machine.run.jobs},
             folders={job_id: site.rundir.job(job_id) for job_id in machine.run.jobs},
             before=standing,
@@ -406,6 +405,11 @@ def run(
             killed=agent.killed,
             refused=resources.inbox.refused,
         )
+
+
+def _outputs(jobs: Iterable[Job], site: Site, hosts: Hosts) -> dict[int, Path]:
+    """By id where each of these jobs writes."""
+    return {job.id: output_path(job, site, job.attempt, first) for job, first in hosts.first_of_each(jobs)}
 
 
 def described(allocation: Allocation) -> dict[str, str | None]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from heapq import heappop, heappush
+from collections.abc import Iterator, Set
+from heapq import heapify, heappop, heappush
 
 Key = tuple[str, int, int]
 
@@ -27,6 +27,13 @@ class Timers:
             if self._due.get(key) == due:  # else a later one has replaced it
                 del self._due[key]
                 yield key
+
+    def forget(self, job_ids: Set[int]) -> None:
+        """Drop the timers of these jobs, which are over."""
+        if job_ids and any(key[1] in job_ids for _, key in self._heap):
+            self._heap = [(due, key) for due, key in self._heap if key[1] not in job_ids]
+            heapify(self._heap)
+            self._due = {key: due for key, due in self._due.items() if key[1] not in job_ids}
 
     @property
     def first(self) -> float | None:

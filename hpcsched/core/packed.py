@@ -1,8 +1,8 @@
 """The jobs of a run, by id: those that are over can be packed, as a run may have had a hundred thousand.
 
 Packed, a job of which nothing is unusual takes some hundred bytes instead of two thousand: its fields are
-pickled, and compressed with those of a job before it as the dictionary. These bytes never leave the process. A
-job that is asked for by its id is unpacked first, and may be changed: it stays so until it is packed once more.
+pickled, and compressed with those of a job before it as the dictionary. These bytes never leave the process.
+A job that is asked for by its id is unpacked first and may be changed: it stays so until it is packed again.
 Where all are gone through, packed ones are copies, for reading.
 """
 
@@ -13,7 +13,7 @@ import pickle
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, ItemsView, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from dataclasses import fields
 from functools import cache
 from operator import attrgetter
@@ -60,13 +60,12 @@ class Jobs(dict[int, Job]):
         """Note that a job is over: the next `pack` takes it."""
         self._over.add(job.id)
 
-    def pack(self) -> None:
-        """Pack those that are over. Who has one of them from before must not change it any more."""
-        over, self._over = self._over, set()
-        for job_id in sorted(over):
+    def pack(self, at_most: int | None = None) -> None:
+        """Pack those that are over, or so many of them. Who has one must not change it any more."""
+        for job_id in sorted(self._over)[:at_most]:
+            self._over.remove(job_id)
             if (job := self[job_id]).state.final:
                 self._pack(job)
-        self._over.clear()
 
     def _pack(self, job: Job) -> None:
         try:
@@ -113,11 +112,11 @@ class Jobs(dict[int, Job]):
         packed = (job_id for job_id, data in self._packed.items() if data[0] in numbers)
         return self._each([*packed, *(i for i, job in super().items() if job.state in states)])
 
-    def ended_after(self, at: float) -> Iterator[Job]:
-        """Those that were not over at this time of the run's clock, in the order of ids."""
-        packed = (job_id for job_id, data in self._packed.items() if _HEAD.unpack_from(data)[1] > at)
-        late = (i for i, job in super().items() if not job.state.final or (job.ended_s or 0.0) > at)
-        return self._each([*packed, *late])
+    def since(self, at: float) -> Iterator[Job]:
+        """Those that were not over before this time of the run's clock, in the order of ids."""
+        packed = (job_id for job_id, data in self._packed.items() if _HEAD.unpack_from(data)[1] >= at)
+        others = (i for i, job in super().items() if not job.state.final or (job.ended_s or 0.0) >= at)
+        return self._each([*packed, *others])
 
     def counts(self) -> Counter[JobState]:
         """How many are in each state; those in which none is are left out."""
@@ -141,7 +140,7 @@ class Jobs(dict[int, Job]):
 
     def get(self, job_id: int, default: Any = None) -> Any:
         """The job, or the default where there is none of this id."""
-        return self[job_id] if job_id in self else default
+        return self[job_id] if job_id in self else default  # noqa: SIM401 - it is this
 
     def keys(self) -> KeysView[int]:  # type: ignore[override]
         """All ids, in order."""
@@ -168,7 +167,10 @@ class _Items(ItemsView[int, Job]):
         return ((job.id, job) for job in jobs._each(jobs))
 
 
-# --- pickling: as usual, but that records give their fields at once --------------------------------------------
+# --- pickling: as usual, but records give all their fields at once ------------------------------------------
+
+
+_Reduce = Callable[[Any], tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 @cache
@@ -183,16 +185,18 @@ def _made(kind: type, values: tuple[Any, ...]) -> Any:
     return record
 
 
-def _reduce_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+def _reduce_of(kind: type) -> _Reduce:
     values = attrgetter(*_names(kind))
     return lambda record: (_made, (kind, values(record)))
 
 
-class _Pickler(pickle.Pickler):
-    dispatch_table = {kind: _reduce_of(kind) for kind in (Job, JobSpec, Traits, Saves, Attempt, Note, Reason)}
+_RECORDS = (Job, JobSpec, Traits, Saves, Attempt, Note, Reason)
+_REDUCED: dict[type, _Reduce] = {kind: _reduce_of(kind) for kind in _RECORDS}
 
 
 def _dumped(job: Job) -> bytes:
     into = io.BytesIO()
-    _Pickler(into, protocol=5).dump(job)
+    pickler = pickle.Pickler(into, protocol=5)
+    pickler.dispatch_table = _REDUCED
+    pickler.dump(job)
     return into.getvalue()

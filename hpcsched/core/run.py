@@ -57,6 +57,8 @@ class Run:
         self.updated: dict[int, tuple[str, ...]] = {}
         """By job that has ended: keys that were taken from a job file since it ran."""
         self.plan: Plan | None = None
+        self.reopenings = 0
+        """How often a job that was over has come back."""
         self.news = 0
         """The number of things that no plan foresaw, so that a plan can say how much of it it knows."""
         self.changed: set[int] = set()
@@ -153,6 +155,7 @@ class Run:
         """Count a job that was over as unfinished again."""
         self.updated.pop(job.id, None)
         self.unfinished += 1
+        self.reopenings += 1
 
     def follow(self, plan: Plan) -> None:
         """Go by this plan from now on."""

@@ -40,7 +40,9 @@ class JobState(StrEnum):
         return _CODES[self]
 
 
-_FAILED = frozenset({JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY})
+FAILURES = (JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY)
+"""Those of jobs that have failed."""
+_FAILED = frozenset(FAILURES)
 _FINAL = _FAILED | {JobState.COMPLETED, JobState.CANCELLED}
 _CODES = {
     JobState.PENDING: "PD",

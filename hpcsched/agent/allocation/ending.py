@@ -304,9 +304,9 @@ def ends(deadline: float | None) -> str:
 
 def one_line(machine: Machine) -> str:
     """The run in one line, for the batch system's listings."""
-    states = Counter(
-        "ended" if job.state.final else str(job.state.lower()) for job in machine.run.jobs.values()
-    )
+    states = Counter[str]()
+    for state, number in machine.run.jobs.counts().items():
+        states["ended" if state.final else str(state.lower())] += number
     shown = ("running", "pending", "suspended", "ended")
     parts = [f"{states[state]} {state}" for state in shown if states[state]]
     ledger = machine.ledger

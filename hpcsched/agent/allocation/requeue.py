@@ -52,9 +52,9 @@ class RunProgress:
 
     @classmethod
     def of(cls, machine: Machine) -> RunProgress:
-        jobs = machine.run.jobs.values()
+        jobs = list(machine.run.jobs.values())
         return cls(
-            ended=sum(job.state.final for job in jobs),
+            ended=len(jobs) - machine.run.unfinished,
             # A program that does not tell its steps may have got further all the same when it saved.
             suspensions=sum(job.suspensions for job in jobs if job.saved_step is None),
             saved_steps={job.id: job.saved_step or 0 for job in jobs},
@@ -90,7 +90,7 @@ def why_not_requeued(
         if who == CANCELLED:
             return "its batch job was cancelled"
         return f"it was asked to stop by {who or 'its user'}"
-    waiting = [job for job in machine.run.jobs.values() if not job.state.final]
+    waiting = machine.run.jobs.left()
     if all(job.held or job.state is JobState.HELD for job in waiting):
         return "all that is left is held by the user"
     taken = short_of_hosts or machine.deadline.cause in HOSTS_LOST_CAUSES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
@@ -12,6 +11,7 @@ from hpcsched.agent.notify.message import MOST_JOBS, JobPart, Message, RunPart, 
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
 from hpcsched.core.machine import Machine
+from hpcsched.core.states import FAILURES
 from hpcsched.core.transitions.deadline import FROM_BATCH
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import iso
@@ -96,8 +96,8 @@ class Announcer:
         """The agent leaves; `how`: in words; `state`: the run's. Waits for what is left to be delivered, a
         bounded time."""
         if "end" in self._kinds:  # which names the failures too
-            noun, jobs = self._machine.ledger.noun, self._machine.run.jobs.values()
-            failed = [job_part(job, noun) for job in jobs if job.state.failed]
+            noun, jobs = self._machine.ledger.noun, self._machine.run.jobs.in_state(*FAILURES)
+            failed = [job_part(job, noun) for job in jobs]
             self._send("end", how, failed[:MOST_JOBS], len(failed[MOST_JOBS:]), state)
         elif self._failed or self._more:
             self._send_failures()
@@ -115,7 +115,7 @@ class Announcer:
     def _send(
         self, kind: str, what: str, jobs: Sequence[JobPart] = (), more: int = 0, state: str = ""
     ) -> None:
-        counts = Counter(str(job.state) for job in self._machine.run.jobs.values())
+        counts = {str(state): number for state, number in self._machine.run.jobs.counts().items()}
         record = self._rundir.read_record()
         run = RunPart(
             id=self._machine.run.run_id,

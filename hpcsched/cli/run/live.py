@@ -203,7 +203,7 @@ class NothingLeft:
         machine = self._machine
         stuck = not machine.run.active and machine.run.unfinished > 0 and not machine.deadline.draining
         if stuck:
-            left = (job for job in machine.run.jobs.values() if not job.state.final)
+            left = machine.run.jobs.left()
             stuck = all(job.held or job.state is JobState.HELD or job.unmet for job in left)
         said, self._said = self._said, stuck
         return STUCK if stuck and not said else None

@@ -86,8 +86,8 @@ def table(machine: Machine, now: float, width: int) -> list[str]:
     room = max(LEAST_NAME, width - others)
     cells[1] = [shortened(name, room) for name in cells[1]]
     lines = aligned(cells, [right for _, right, _ in columns]).splitlines()
-    done = sum(job.state.final for job in machine.run.jobs.values())
-    waiting = len(machine.run.jobs) - done - len(machine.run.active)
+    waiting = machine.run.unfinished - len(machine.run.active)
+    done = len(machine.run.jobs) - machine.run.unfinished
     title = (
         f"{clock(now)}  {len(machine.run.active)} running, {waiting} waiting, {done} ended; "
         f"{', '.join(_free(machine))} free"

@@ -91,7 +91,7 @@ class SearchDisplay:
         table = Table(box=None, pad_edge=False, show_header=False)
         for _ in range(3):
             table.add_column(no_wrap=True)
-        running = sum(job.state.active for job in machine.run.jobs.values())
+        running = len(machine.run.active)
         table.add_row(
             f"{progress.jobs_done}/{progress.jobs} trainings",
             ProgressBar(total=progress.budget, completed=progress.budget_done, width=30),

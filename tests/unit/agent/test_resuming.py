@@ -89,7 +89,7 @@ class Scene:
         plan = replace(PLAN, attempt=attempt, cwd=self.work, output=self.work / "out")
         launch, job, deadline = replace(self.launch, attempt=attempt), self._driver.job("a"), time.time() + 30
         while time.time() < deadline:
-            if (made := (resuming or self.resuming).planned(job, launch, plan, [job])) is not None:
+            if (made := (resuming or self.resuming).planned(job, launch, plan, lambda _: [job])) is not None:
                 return made.argv[len(PLAN.argv) :]
         raise AssertionError("no answer")
 
