@@ -51,6 +51,14 @@ def decode(
         raise BadInput(said(error)) from error
 
 
+def decode_lines(data: bytes, kind: type[T]) -> list[T]:
+    """Lines of JSON, each as `kind`, which has no value of any type. Raises BadInput."""
+    try:
+        return msgspec.json.Decoder(kind).decode_lines(data)
+    except _EXPECTED as error:
+        raise BadInput(said(error)) from error
+
+
 def decode_message(decoder: msgspec.msgpack.Decoder[T], data: bytes, *, most_bytes: int = MOST_BYTES) -> T:
     """A msgpack message; raises BadInput."""
     if len(data) > most_bytes:

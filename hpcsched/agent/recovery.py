@@ -242,7 +242,7 @@ def seen_steps(rundir: RunDir, machine: Machine) -> dict[int, int]:
     The snapshot is newer than the journal; programs that go on without an agent are not seen.
     """
     try:
-        jobs = read_status(rundir).jobs
+        jobs = read_status(rundir, only=()).jobs
     except HpcschedError:
         return {}
     attempts = {job.id: job.attempt for job in machine.run.active.values()}

@@ -248,11 +248,9 @@ def run(
             deadline=allocation.deadline,
             speed=hosts.speed,
             user=user,
+            find_output=lambda job: str(_outputs([job], site, hosts)[job.id]),
         )
         machine.run.touch_all()
-        ran = (job for job in machine.run.jobs.values() if job.attempt)
-        for job_id, path in _outputs(ran, site, hosts).items():
-            snapshot.output_of(job_id, str(path))
         monitor = Monitor(hosts.sample, interval_s=request.monitor_s)
         gpu_watch = GpuWatch(
             monitor,

@@ -234,7 +234,7 @@ def hint_at_runs(ctx: click.Context, dir_: str | None) -> Iterator[None]:
 
 
 def _living() -> str:
-    from hpcsched.store.status import my_runs
+    from hpcsched.store.summaries import my_runs
 
     living = [run.dir for run in my_runs() if run.alive]
     if not living:

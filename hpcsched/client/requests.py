@@ -146,15 +146,19 @@ class StillThere(HpcschedError):
 
 
 def wait_for(
-    rundir: RunDir, mine: Callable[[Status], Sequence[JobStatus]], *, timeout_s: float | None = None
+    rundir: RunDir,
+    mine: Callable[[Status], Sequence[JobStatus]],
+    *,
+    only: Sequence[str] | None = None,
+    timeout_s: float | None = None,
 ) -> Sequence[JobStatus]:
-    """Wait until the jobs that `mine` finds in a status have ended; what became of them.
+    """Wait until the jobs that `mine` finds in a status (with `only` these) have ended; what became of them.
 
     Raises StillThere after the time, NoSuchRun where no agent is there, or is any more, to run them.
     """
     deadline = inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
-        status = waiting.read_all(rundir)
+        status = waiting.read_all(rundir, only)
         jobs = mine(status)
         left = sum(not job.state.final for job in jobs)
         if not left:

@@ -25,18 +25,18 @@ LEFT = ("cancel", "hold", "release", "resume")
 """Commands that are left to the next agent, which carries them out before it starts anything."""
 
 
-def read_all(rundir: RunDir) -> Status:
+def read_all(rundir: RunDir, only: Sequence[str] | None = None) -> Status:
     """The newest snapshot, and after its jobs those that wait for an agent, or were cancelled before one took
-    them. Raises as `read_status`."""
-    status, untaken = with_untaken(rundir)
+    them. `only`: as of `read_status`, which it raises as."""
+    status, untaken = with_untaken(rundir, only)
     status.jobs += untaken
     return status
 
 
-def with_untaken(rundir: RunDir) -> tuple[Status, list[JobStatus]]:
+def with_untaken(rundir: RunDir, only: Sequence[str] | None = None) -> tuple[Status, list[JobStatus]]:
     """The same apart: the snapshot, and the jobs that no agent has taken."""
     try:
-        status = read_status(rundir)
+        status = read_status(rundir, None if run_folders.has_commands(rundir) else only)
     except NoSuchRun:
         untaken = _untaken(rundir, ())
         if not untaken:

@@ -43,7 +43,9 @@ class JobState(StrEnum):
 FAILURES = (JobState.FAILED, JobState.TIMEOUT, JobState.OUT_OF_MEMORY)
 """Those of jobs that have failed."""
 _FAILED = frozenset(FAILURES)
-_FINAL = _FAILED | {JobState.COMPLETED, JobState.CANCELLED}
+ENDS = (JobState.COMPLETED, *FAILURES, JobState.CANCELLED)
+"""The final ones."""
+_FINAL = frozenset(ENDS)
 _CODES = {
     JobState.PENDING: "PD",
     JobState.HELD: "PD",

@@ -51,7 +51,7 @@ def look(pool: Pool, profiles_of: ProfilesOf, speed: float = 1.0) -> Seen:
     run that has not begun."""
     rundir = RunDir(pool.dir)
     try:
-        status, untaken = with_untaken(rundir)
+        status, untaken = with_untaken(rundir, only=())
     except NoSuchRun:
         return Seen(work=Work())
     leads = status.run.alive and agent_works(rundir)

@@ -1,6 +1,7 @@
 """The snapshot of a run, status.json, for login nodes: replaced atomically on every change.
 
-Its cost grows with the number of changed jobs: the bytes of the others are kept.
+It holds the jobs that are not over, and the newest of the others; the rest goes into rows beside it, written
+once. So it costs what the changed jobs do, and the bytes of those that it holds.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import socket
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -21,9 +22,11 @@ from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Device, Ended, JobState, Progress
 from hpcsched.core.nouns import SLOT
 from hpcsched.core.saving import how_suspended
+from hpcsched.core.states import ENDS
 from hpcsched.core.transitions.hosts import Joined
 from hpcsched.errors import StoreError
 from hpcsched.store.files import write_atomically
+from hpcsched.store.rows import JobRows
 from hpcsched.store.rundir import RunDir, last_status
 from hpcsched.store.spare import SpareFile
 from hpcsched.store.status import (
@@ -40,13 +43,19 @@ from hpcsched.store.status import (
     ShortDisk,
     StatusPage,
     iso,
-    read_page,
+    read_file,
 )
 from hpcsched.watchers import mode_in
 
+MOST_ENDED = 500
+"""Jobs that are over in status.json, at most (chosen): then all of them become rows."""
+
 
 class SnapshotWriter:
-    """Keeps status.json up to date with a machine."""
+    """Keeps status.json up to date with a machine.
+
+    `find_output` tells where a job that this agent has not started writes. `most_ended`: see `MOST_ENDED`.
+    """
 
     def __init__(
         self,
@@ -57,13 +66,15 @@ class SnapshotWriter:
         deadline: float | None = None,
         speed: float,
         user: str,
+        find_output: Callable[[Job], str] = lambda job: "",
+        most_ended: int = MOST_ENDED,
     ) -> None:
         self._rundir, self._machine = rundir, machine
         self._allocation, self._speed, self._user = dict(allocation), speed, user
         self.deadline = deadline
         """The Unix time at which the allocation ends; None: never, or not known."""
         self._agent = AgentStatus(host=socket.gethostname(), pid=os.getpid())
-        self._encoded: dict[int, msgspec.Raw] = {}
+        self._find_output = find_output
         self._outputs: dict[int, str] = {}
         self._devices: dict[int, Mapping[int, Device]] = {}
         self._head: int | None = None
@@ -71,6 +82,9 @@ class SnapshotWriter:
         self._encoder = msgspec.json.Encoder()
         self._spare = SpareFile(rundir.status)
         self._mode = mode_in(rundir.root)
+        self._rows = JobRows(rundir.root, self._mode, most_ended)
+        self._named: str | None = None
+        """The file of rows that status.json names ("": none; None: one of an earlier agent)."""
         before = last_status(rundir)
         self.seq = before.seq if before else 0
         self.idle: Idle | None = None
@@ -93,6 +107,8 @@ class SnapshotWriter:
         """Replace status.json. Raises StoreError if that fails; the old one is still there then."""
         self._refresh(now)
         self.seq += 1
+        for job_id in self._rows.move(self.seq):
+            self._outputs.pop(job_id, None)
         machine = self._machine
         policy = machine.decisions.policy
         run = RunStatus(
@@ -116,7 +132,8 @@ class SnapshotWriter:
             idle=None if machine.run.active else self.idle,
             short_disks=list(self.short_disks) if machine.run.active else [],
         )
-        page = StatusPage(run=run, gpus=list(self._gpus()), jobs=list(self._encoded.values()))
+        ended = self._rows.ended(machine.run.jobs.counts)
+        page = StatusPage(run=run, gpus=list(self._gpus()), jobs=self._rows.jobs(), ended=ended)
         data = self._encoder.encode(page)
         try:
             write_atomically(self._rundir.status, data, durable=durable, mode=self._mode)
@@ -124,6 +141,9 @@ class SnapshotWriter:
             if not self._spare.replace(data):
                 raise
             return
+        if self._named != (named := ended.file if ended else ""):
+            self._rows.remove_others()
+            self._named = named
         if state in ("STOPPED", "FINISHED"):
             self._spare.drop()
         else:
@@ -152,10 +172,15 @@ class SnapshotWriter:
             changed |= {job.id for job in machine.run.jobs.values() if not job.state.final}
             self._draining = machine.deadline.draining
         changed |= machine.run.active.keys()
-        # New ids only ever come at the end, so the order of insertion is the order of ids.
+        if self._rows.lacks():
+            changed |= {job.id for job in machine.run.jobs.in_state(*ENDS)}
+        run = machine.run
         for job_id in sorted(changed):
-            status = self._job(machine.run.jobs[job_id], now)
-            self._encoded[job_id] = msgspec.Raw(self._encoder.encode(status))
+            job = run.jobs[job_id]
+            row = self._encoder.encode(self._job(job, now))
+            # `status` tells of these.
+            stays = job_id in run.kept or job_id in run.updated
+            self._rows.put(job_id, row, job.state, stays=stays)
 
     def _gpus(self) -> Iterable[GpuStatus]:
         """The foreground of each GPU, and its background lane where that is taken."""
@@ -216,7 +241,7 @@ class SnapshotWriter:
             rate=(seen and seen.rate) or job.rate,
             ready=job.ready and job.state.active,
             detail=reason.said(machine.ledger.noun) if reason else None,
-            output=self._outputs.get(job.id, ""),
+            output=self._output(job),
             metrics=dict(job.metrics),
             batching=self.batchings.get(job.id),
             cores=cores,
@@ -229,6 +254,10 @@ class SnapshotWriter:
             updated=list(machine.run.updated.get(job.id, ())),
             saves=self._saves(job, now) if job.spec.restart else "",
         )
+
+    def _output(self, job: Job) -> str:
+        known = self._outputs.get(job.id)
+        return known if known is not None else self._find_output(job) if job.attempt else ""
 
     def _hosts(self, job: Job) -> set[str]:
         """The hosts of a job: where it runs; of one that is over where it ran last."""
@@ -286,7 +315,7 @@ def name_successor(rundir: RunDir, job_id: str) -> None:
 
     Raises StoreError.
     """
-    page = read_page(rundir)
+    page = read_file(rundir)
     page.run.allocation["next"] = job_id
     write_atomically(rundir.status, msgspec.json.encode(page), durable=True)
 

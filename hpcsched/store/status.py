@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from hpcsched.contract.progress import Batching
 from hpcsched.core.nouns import noun
 from hpcsched.core.states import JobState
-from hpcsched.decoding import decode_file
+from hpcsched.decoding import decode, decode_file
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
 from hpcsched.printing import said_bytes
+from hpcsched.store.rows import Ended, Row, rows_of
 from hpcsched.store.rundir import MAX_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, STALE_AFTER_S, RunDir, agent_alive
 
-if TYPE_CHECKING:
-    from hpcsched.store.registry import RegisteredRun
+ANOTHER_FILE_S = 2.0
+"""Time in which status.json names the file that has taken the place of the one it has named (chosen)."""
 
 FOLLOWED_WITHIN_S = 90.0
 """Age of the last sign of an agent after which none follows it by itself any more (chosen)."""
@@ -230,12 +232,18 @@ class JobStatus(msgspec.Struct, kw_only=True, gc=False, omit_defaults=True):
 
 
 class Status(msgspec.Struct, kw_only=True):
-    """The content of status.json."""
+    """The content of status.json. `ended`: where the rest of its jobs is; unset where `jobs` are all."""
 
     schema: int = 1
     run: RunStatus
     gpus: list[GpuStatus]
     jobs: list[JobStatus]
+    ended: Ended | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def counts(self) -> Counter[JobState]:
+        """How many jobs are in each state, those that `ended` tells of too."""
+        return Counter(job.state for job in self.jobs) + Counter(self.ended.counts if self.ended else {})
 
     @property
     def noun(self) -> str:
@@ -250,6 +258,7 @@ class StatusPage(msgspec.Struct, kw_only=True):
     run: RunStatus
     gpus: list[GpuStatus]
     jobs: list[msgspec.Raw]
+    ended: Ended | msgspec.UnsetType = msgspec.UNSET
 
 
 class _State(msgspec.Struct):
@@ -262,51 +271,90 @@ class _RunAlone(msgspec.Struct):
     run: RunStatus
 
 
-class _Brief(msgspec.Struct):
+class Brief(msgspec.Struct):
     """The part of a status with the run and the states of its jobs."""
 
     run: RunStatus
     jobs: list[_State]
-
-
-class RunSummary(msgspec.Struct, kw_only=True):
-    """One of the user's runs: a line of `status --all`. `state` None: it has written no snapshot yet."""
-
-    id: str
-    dir: str
-    state: str | None
-    stale: bool
-    allocation: dict[str, str | None]
-    age_s: float | None
-    done: int
-    left: int
+    ended: Ended | msgspec.UnsetType = msgspec.UNSET
 
     @property
-    def alive(self) -> bool:
-        """Whether its agent lives."""
-        return self.state in ("RUNNING", "DRAINING") and not self.stale
+    def left(self) -> int:
+        return sum(not job.state.final for job in self.jobs)
+
+    @property
+    def done(self) -> int:
+        return len(self.jobs) - self.left + (self.ended.jobs if self.ended else 0)
 
 
-S = TypeVar("S", Status, StatusPage, _Brief, _RunAlone)
+S = TypeVar("S", Status, StatusPage, Brief, _RunAlone)
+W = TypeVar("W", Status, StatusPage)
+R = TypeVar("R", Row, JobStatus)
 
 
-def read_status(rundir: RunDir) -> Status:
+def read_status(rundir: RunDir, only: Sequence[str] | None = None) -> Status:
     """The newest snapshot; `stale` is set if its agent should live but does not.
 
-    Raises NoSuchRun if there is none, NewerRun for one of a newer hpcsched, StoreError if it cannot be
-    decoded.
+    `only`: besides these jobs (ids, names) some that are over may be left out; where none is given all those
+    whose rows would have to be read. Raises NoSuchRun if there is none, NewerRun for one of a newer hpcsched,
+    StoreError if it cannot be decoded.
     """
-    return _read(rundir, Status)
+    return _whole(rundir, Status, JobStatus, lambda job: job, lambda job, _: job, only)
 
 
 def read_page(rundir: RunDir) -> StatusPage:
     """As `read_status`, with the jobs as JSON."""
+
+    def head(job: msgspec.Raw) -> Row:
+        return decode(bytes(job), Row, most_depth=None)
+
+    return _whole(rundir, StatusPage, Row, head, lambda _, row: msgspec.Raw(row))
+
+
+def read_file(rundir: RunDir) -> StatusPage:
+    """What the file says alone; raises as `read_status`."""
     return _read(rundir, StatusPage)
+
+
+def read_brief(rundir: RunDir) -> Brief:
+    """What it says of the run, and of the number of its jobs; raises as `read_status`."""
+    return _read(rundir, Brief)
 
 
 def read_run(rundir: RunDir) -> RunStatus:
     """What the newest snapshot says of the run itself; raises as `read_status`."""
     return _read(rundir, _RunAlone).run
+
+
+def _whole(
+    rundir: RunDir,
+    kind: type[W],
+    row: type[R],
+    head: Callable[[Any], Row | JobStatus],
+    as_job: Callable[[R, bytes], Any],
+    only: Sequence[str] | None = None,
+) -> W:
+    """A status with the jobs that are over from their rows; `head` tells a job's id and name."""
+    until = time.monotonic() + ANOTHER_FILE_S
+    while True:
+        status = _read(rundir, kind)
+        if not status.ended or (only is not None and not only):
+            return status
+        heads = [head(job) for job in status.jobs]
+        jobs: dict[int, Any] = dict(zip((one.id for one in heads), status.jobs, strict=True))
+        try:
+            rows = rows_of(rundir.root, status.ended, {one.id: one.name for one in heads}, only, row)
+        except (OSError, BadInput) as error:
+            if isinstance(error, FileNotFoundError) and time.monotonic() < until:
+                time.sleep(0.02)
+                continue
+            why = error.strerror if isinstance(error, OSError) else error
+            again = "the next agent writes it anew (`hpcsched run --resume`)"
+            raise StoreError(f"{rundir.root / status.ended.file} is damaged ({why}): {again}") from error
+        jobs |= {job.id: as_job(job, line) for job, line in rows}
+        status.jobs = [jobs[job_id] for job_id in sorted(jobs)]
+        status.ended = msgspec.UNSET
+        return status
 
 
 def _read(rundir: RunDir, kind: type[S]) -> S:
@@ -329,10 +377,10 @@ def _read(rundir: RunDir, kind: type[S]) -> S:
 def is_abandoned(rundir: RunDir) -> bool:
     """Whether the run's agent is gone and jobs are left; False without a readable snapshot."""
     try:
-        brief = _read(rundir, _Brief)
+        brief = read_brief(rundir)
     except HpcschedError:
         return False
-    return brief.run.stale and not all(job.state.final for job in brief.jobs)
+    return brief.run.stale and brief.left > 0
 
 
 def iso(wall: float | None) -> str | None:
@@ -378,30 +426,3 @@ def seconds_until(when: str | None) -> float | None:
         return datetime.fromisoformat(when).timestamp() - time.time()
     except (ValueError, OverflowError):
         return None
-
-
-def my_runs(environ: Mapping[str, str] | None = None) -> list[RunSummary]:
-    """The user's runs, newest first; one without a readable snapshot has no state."""
-    from hpcsched.store import registry
-
-    return [_line(entry) for entry in registry.runs(environ=environ)]
-
-
-def _line(entry: RegisteredRun) -> RunSummary:
-    try:
-        brief = _read(RunDir(Path(entry.dir)), _Brief)
-    except HpcschedError:
-        return RunSummary(
-            id=entry.id, dir=entry.dir, state=None, stale=True, allocation={}, age_s=None, done=0, left=0
-        )
-    done = sum(job.state.final for job in brief.jobs)
-    return RunSummary(
-        id=entry.id,
-        dir=entry.dir,
-        state=brief.run.state,
-        stale=brief.run.stale,
-        allocation=brief.run.allocation,
-        age_s=round(age_s(brief.run), 3),
-        done=done,
-        left=len(brief.jobs) - done,
-    )

@@ -28,7 +28,8 @@ from hpcsched.launch.remote import protocol
 from hpcsched.printing import printable
 from hpcsched.store.batches import read_batches
 from hpcsched.store.rundir import RunDir, last_status
-from hpcsched.store.status import my_runs, read_page, read_status
+from hpcsched.store.status import read_page, read_status
+from hpcsched.store.summaries import my_runs
 
 INPUTS = examples(1000)
 """To each door."""

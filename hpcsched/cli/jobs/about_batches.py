@@ -33,7 +33,7 @@ def noise_scale(job: JobStatus) -> str:
 def as_it_is(rundir: RunDir, job_id: int) -> list[str]:
     """The batch of a job as it is computed now, by the newest snapshot; nothing for a job without."""
     try:
-        jobs = read_status(rundir).jobs
+        jobs = read_status(rundir, only=()).jobs
     except HpcschedError:
         return []
     found = next((job.batching for job in jobs if job.id == job_id and job.state.active), None)

@@ -166,7 +166,7 @@ def drain(ctx: click.Context, dir_: str | None, wait: bool) -> int:
     _living(rundir)
     ask(rundir, Command(command="drain"))
     while wait:
-        status = read_status(rundir)
+        status = read_status(rundir, only=())
         if status.run.state in ("STOPPED", "FINISHED"):
             break
         if status.run.stale:
@@ -335,5 +335,10 @@ def _gpus(text: str) -> str | int | dict[str, int]:
 def wait(ctx: click.Context, jobs: tuple[str, ...], dir_: str | None, timeout: float | None) -> int:
     """Wait until JOBS (default: all) have ended. Exit code 0: all completed; 1: one has not."""
     rundir = find_run(ctx, dir_)
-    mine = wait_for(rundir, lambda status: select(status, jobs) if jobs else status.jobs, timeout_s=timeout)
+    mine = wait_for(
+        rundir,
+        lambda status: select(status, jobs) if jobs else status.jobs,
+        only=jobs or None,
+        timeout_s=timeout,
+    )
     return int(any(job.state != "COMPLETED" for job in mine))

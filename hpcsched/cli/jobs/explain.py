@@ -186,7 +186,7 @@ def _saves(rundir: RunDir, machine: Machine, job: Job) -> str:
     if not job.state.active:
         return ""
     with contextlib.suppress(NoSuchRun, StoreError):
-        page = read_status(rundir)
+        page = read_status(rundir, only=())
         if not page.run.stale:
             return next((one.saves for one in page.jobs if one.id == job.id), "")
     return how_suspended(job, machine.run.now, machine.estimates.unsaved_s(job))

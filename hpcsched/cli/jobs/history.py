@@ -152,11 +152,11 @@ def _tell_of_cleaned(database: Path, run_ids: set[str]) -> None:
 def _tell_of_unfinished(rundir: RunDir) -> None:
     """Say where the jobs are that have ended in a run which goes on."""
     try:
-        status = read_status(rundir)
+        status = read_status(rundir, only=())
     except HpcschedError:
         return
     if status.run.alive:
-        over = sum(job.state.final for job in status.jobs)
+        over = sum(number for state, number in status.counts.items() if state.final)
         what = f"{plural(over, 'job') if over else 'no job has'} ended so far in this run, which goes on"
         say(f"hpcsched: {what}: `hpcsched status --states all` has them", err=True)
 

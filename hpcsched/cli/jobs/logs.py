@@ -35,14 +35,14 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
     """
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
-        several = select(read_all(rundir), [job])
+        several = select(read_all(rundir, [job]), [job])
     if len(several) > 1:
         raise name_one(job, {one.name: one.state for one in several})
     found = several[0]
     if not found.output:
         if not follow:
             raise HpcschedError(f"job {found.id} ({found.name}) has written nothing: it is {found.state}")
-        while not (found := select(read_status(rundir), [job])[0]).output and not found.state.final:
+        while not (found := select(read_status(rundir, [job]), [job])[0]).output and not found.state.final:
             time.sleep(0.2)
     try:
         with opened(Path(found.output)) as (file, _), _written() as write:
@@ -51,7 +51,7 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
                 text = b"".join(text.splitlines(keepends=True)[-lines:]) if lines else b""
             write(text)
             while follow:
-                status = read_status(rundir)
+                status = read_status(rundir, [job])
                 write(file.read())
                 if select(status, [job])[0].state.final:
                     break

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -45,14 +45,12 @@ from hpcsched.printing import fitting, printable, printables, room
 from hpcsched.printing import gpus as named
 from hpcsched.store.run_folders import has_commands
 from hpcsched.store.status import (
-    JobStatus,
     RunStatus,
     Status,
     age_s,
     is_old,
     is_silent,
     left_s,
-    my_runs,
     read_page,
 )
 
@@ -118,8 +116,12 @@ def status(
         asked(page.run)
         say_json(page)
         return code_of(rundir) if page.run.stale else 0
+    names = _states(states)
+    lists_ended = as_json or (not stats_only and any(state.final for state in names or ()))
     with hint_at_runs(ctx, dir_):
-        found = waiting.read_all(rundir)
+        found = waiting.read_all(rundir, None if lists_ended and not wanted else wanted)
+        if found.ended and not wanted and not (array or parsable) and any(job.array for job in found.jobs):
+            found = waiting.read_all(rundir)  # its lines count all jobs of an array
         chosen = select(found, wanted) if wanted else found.jobs
     left = found.run.stale and not all(job.state.final for job in found.jobs)
     code = NoSuchRun.exit_code if left else 0
@@ -128,13 +130,13 @@ def status(
         found.jobs = chosen
         say_json(found)
         return code
-    names = _states(states)
     if names is not None:
         chosen = [job for job in chosen if job.state in names]
     elif not wanted:
         chosen = [job for job in chosen if not job.state.final]
     if stats_only:
-        say(counted(chosen if wanted or names is not None else found.jobs) or "no jobs")
+        counts = Counter(job.state for job in chosen) if wanted else found.counts
+        say(counted({s: n for s, n in counts.items() if names is None or s in names}) or "no jobs")
         note(found)
         return code
     columns = columns_of(LONG_FORMAT if long_ else format_ or DEFAULT_FORMAT)
@@ -176,6 +178,8 @@ def _states(text: str | None) -> set[JobState] | None:
 
 
 def _all_runs(*, header: bool, as_json: bool) -> None:
+    from hpcsched.store.summaries import my_runs
+
     found = my_runs()
     if as_json:
         say_json({"schema": 1, "runs": found})
@@ -232,13 +236,12 @@ _RANKS_OF_RUNS = (0, 1, 4, 3, 2, 0)
 
 
 def _finished(found: Status) -> str:
-    counts = counted(job for job in found.jobs if job.state.final)
+    counts = counted({state: number for state, number in found.counts.items() if state.final})
     return f"finished: {counts}\n" if counts else ""
 
 
-def counted(jobs: Iterable[JobStatus]) -> str:
-    """How many of these are in each state, such as "5 pending, 2 running"; empty for none."""
-    counts = Counter(job.state for job in jobs)
+def counted(counts: Mapping[JobState, int]) -> str:
+    """How many are in each state, such as "5 pending, 2 running"; empty for none."""
     return ", ".join(f"{n} {state.lower()}" for state, n in sorted(counts.items()))
 
 

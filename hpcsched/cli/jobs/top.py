@@ -57,8 +57,8 @@ def top(ctx: click.Context, dir_: str | None, delay: float, count: int | None) -
     """
     rundir = find_run(ctx, dir_)
     with hint_at_runs(ctx, dir_):
-        read_all(rundir)
-    watch = _Watch(lambda: read_all(rundir))
+        read_all(rundir, only=())
+    watch = _Watch(lambda: read_all(rundir, only=()))
     with contextlib.suppress(KeyboardInterrupt):
         if sys.stdout.isatty():
             _in_place(watch, delay, count)
@@ -214,7 +214,7 @@ class Screen:
         first.append(f"{'! ' if old else ''}seen {clock(age_s(run))} ago")
         gpus = [gpu for gpu in status.gpus if gpu.lane == "foreground"]
         busy = len({gpu.index for gpu in status.gpus if gpu.job is not None})
-        counts = Counter(job.state for job in status.jobs)
+        counts = status.counts
         used = [gpu.utilisation for gpu in gpus if gpu.utilisation is not None]
         second = [f"{busy} of {plural(len(gpus), status.noun)} busy"]
         if used:
