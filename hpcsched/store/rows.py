@@ -20,8 +20,7 @@ from hpcsched.core.states import JobState
 from hpcsched.decoding import decode_lines, opened
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.store.files import write_atomically
-
-PATTERN = "ended.*.jsonl"
+from hpcsched.store.rundir import ENDED
 
 
 class Ended(msgspec.Struct, kw_only=True, frozen=True):
@@ -119,7 +118,7 @@ class JobRows:
             if self._file:
                 self._append(data)
             else:
-                name = PATTERN.replace("*", str(number))
+                name = ENDED.replace("*", str(number))
                 write_atomically(self._root / name, data, durable=True, mode=self._mode)
                 self._file = name
         except (OSError, StoreError):
@@ -156,7 +155,7 @@ class JobRows:
 
     def remove_others(self) -> None:
         """Remove the files that status.json names no more."""
-        for path in self._root.glob(PATTERN):
+        for path in self._root.glob(ENDED):
             if path.name != self._file:
                 with contextlib.suppress(OSError):
                     path.unlink()

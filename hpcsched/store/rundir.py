@@ -35,6 +35,9 @@ MAX_SNAPSHOT_BYTES = 2**30
 
 _WATCHED = ("run.json", "status.json", "journal.jsonl", "device-use.jsonl", "job-use.jsonl")
 
+ENDED = "ended.*.jsonl"
+"""Files with rows of jobs that are over: see `store.rows`."""
+
 CLEANED = "cleaned.json"
 """In a run directory: what `clean` removes of it, or has removed. An agent that begins takes it away."""
 
@@ -179,7 +182,8 @@ class RunDir:
             for folder in (self.root, *inside):
                 folder.mkdir(mode=0o700, exist_ok=True)
             if share is not None:
-                watchers.share(self.root, share, *(self.root / name for name in _WATCHED))
+                watched = (*(self.root / name for name in _WATCHED), *self.root.glob(ENDED))
+                watchers.share(self.root, share, *watched)
                 watchers.share(self.root / files.JOBS, share)
                 for folder in (self.root / files.JOBS).iterdir():
                     watchers.share(folder, share, *folder.glob("*.out*"), *folder.glob("*.json*"))
