@@ -3,8 +3,9 @@
     python benchmarks/growth.py [--json] [--quick] [--jobs 10000]
 
 An agent on two CPU slots takes no-op jobs by its inbox, one command each, and its RSS is read after each
-thousand that are over: the slope is what a finished job costs it for good. Then `status` and others, each the
-median of 5, at 1,000, at 10,000 and at as many as there are; and 50 `status` at once.
+thousand that are over: the slope over the last three quarters is what a finished job costs it for good. Then
+`status` and others, each the median of 5, at 1,000, at 10,000 and at as many as there are; and 50 `status` at
+once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import re
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -53,7 +55,8 @@ def measure(options: argparse.Namespace) -> Report:
                 if mark in asked:
                     _commands(report, scratch, rundir, mark, quick=options.quick)
             report.results["jobs_per_s"] = [jobs / (time.monotonic() - began)]
-    slope = _slope(over[2:] or over, rss[2:] or rss)
+    settled = len(over) // 4  # tables grow by doubling, and answers are kept for a minute
+    slope = _slope(over[settled:], rss[settled:])
     report.results["over"], report.results["rss_bytes"] = [float(n) for n in over], rss
     report.results["bytes_a_job"] = [max(0.0, slope)]
     report.row(
@@ -117,20 +120,20 @@ def _commands(report: Report, scratch: Scratch, rundir: RunDir, jobs: int, *, qu
     report.row(f"{jobs} jobs: {len(walls)} `status` at once", shown)
 
 
+_MEASURED = """\
+import json, resource, subprocess, sys, time
+began = time.perf_counter()
+subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True)
+wall_s = time.perf_counter() - began
+print(json.dumps([wall_s, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]))
+"""
+
+
 def _taken(scratch: Scratch, rundir: RunDir, words: Sequence[str]) -> tuple[float, float]:
     """Seconds and MiB of one command."""
-    command = ["/usr/bin/env", "time", "-f", "%M", *hpcsched(*words, "--dir", rundir.root)]
     command = hpcsched(*words, "--dir", rundir.root)
-    program = (
-        "import json, resource, subprocess, sys, time; began = time.perf_counter(); "
-        "subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True); "
-        "print(json.dumps([time.perf_counter() - began, "
-        "resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]))"
-    )
-    import sys
-
     done = subprocess.run(
-        [sys.executable, "-c", program, *command], env=scratch.env, check=True, capture_output=True
+        [sys.executable, "-c", _MEASURED, *command], env=scratch.env, check=True, capture_output=True
     )
     wall, peak = json.loads(done.stdout)
     return wall, peak

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from dataclasses import fields
 from functools import cache
+from itertools import islice
 from operator import attrgetter
 from typing import Any
 
@@ -41,8 +42,8 @@ class Jobs(dict[int, Job]):
     def __init__(self) -> None:
         super().__init__()
         self._packed: dict[int, bytes] = {}
-        self._over: set[int] = set()
-        """Those that may be packed."""
+        self._unlike: set[int] = set()
+        """Those that cannot be packed, as a package has put something into them."""
         self._alike: list[bytes] = []
         """The dictionaries: a job as it is before it is compressed."""
         self._left_of_alike = 0
@@ -56,22 +57,18 @@ class Jobs(dict[int, Job]):
         """Take a new job in."""
         self[job.id], self.last_id = job, max(self.last_id, job.id)
 
-    def ended(self, job: Job) -> None:
-        """Note that a job is over: the next `pack` takes it."""
-        self._over.add(job.id)
-
     def pack(self, at_most: int | None = None) -> None:
         """Pack those that are over, or so many of them. Who has one must not change it any more."""
-        for job_id in sorted(self._over)[:at_most]:
-            self._over.remove(job_id)
-            if (job := self[job_id]).state.final:
-                self._pack(job)
+        over = (job for job in super().values() if job.state.final and job.id not in self._unlike)
+        for job in [*islice(over, at_most)]:
+            self._pack(job)
 
     def _pack(self, job: Job) -> None:
         try:
             data = _dumped(job)
         except (pickle.PicklingError, TypeError, AttributeError):
-            return  # a package has put something into it: it stays as it is
+            self._unlike.add(job.id)
+            return
         if not self._left_of_alike:
             self._alike.append(data)
             self._left_of_alike = _SAME_FOR
@@ -92,7 +89,6 @@ class Jobs(dict[int, Job]):
         data = self._packed.pop(job_id)
         job = self[job_id] = self._unpacked(data)
         self._packed_states[job.state] -= 1
-        self._over.add(job_id)
         return job
 
     def unpack(self) -> None:

@@ -146,9 +146,8 @@ class Run:
     def _lists(self, job: Job) -> tuple[list[Job], ...]:
         return (self.running, self.secondaries) if job.role is Role.SECONDARY else (self.running,)
 
-    def ended(self, job: Job) -> None:
+    def ended(self) -> None:
         """Count one more job that is over."""
-        self.jobs.ended(job)
         self.unfinished -= 1
 
     def reopened(self, job: Job) -> None:

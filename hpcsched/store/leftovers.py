@@ -50,13 +50,15 @@ class Kind(StrEnum):
 
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
-_RECORD = re.compile(r"run\.json|status\.json|journal\.jsonl|job-use\.jsonl|device-use\.jsonl|search\.toml")
+_RECORD = re.compile(
+    r"run\.json|status\.json|ended\.\d+\.jsonl|journal\.jsonl|job-use\.jsonl|device-use\.jsonl|search\.toml"
+)
 """What a run is known by."""
 
 _OF_RUN = re.compile(
     r"agent\.lock|agent\.log|agent\.options|agent-\d+|nodes\.log|report\.html|join(?:ed)?-[\w.-]+|cleaned\.json"
     r"|pool\.(?:json|lock|log|order\.json)"
-    r"|(?:run\.json|status\.json|journal\.jsonl)\.\d+\.bak"
+    r"|(?:run\.json|status\.json|ended\.\d+\.jsonl|journal\.jsonl)\.\d+\.bak"
     r"|\.status\.json\.spare\.[12]|\.[\w.-]+\.\d+\.tmp|\.probe\.\d+"
 )
 _FOLDERS = {

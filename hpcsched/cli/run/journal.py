@@ -7,7 +7,7 @@ import click
 from hpcsched.cli.common import dir_option, find_run, say
 from hpcsched.contract import files
 from hpcsched.errors import StoreError
-from hpcsched.store.rundir import RunDir, RunLock
+from hpcsched.store.rundir import ENDED, RunDir, RunLock
 
 
 @click.group("journal")
@@ -80,7 +80,7 @@ def _put_aside(rundir: RunDir) -> int:
     if living := living_processes(rundir, rundir.read_record()):
         pids = ", ".join(str(pid) for pid, _ in living)
         raise StoreError(f"processes of the run still live on this host: {pids}; end them first")
-    left = [rundir.record, rundir.status, rundir.root / files.JOBS]
+    left = [rundir.record, rundir.status, *rundir.root.glob(ENDED), rundir.root / files.JOBS]
     moved = [(path, next_copy(path)) for path in left if path.exists()] if _has_been(rundir) else []
     for path, copy in moved:
         path.rename(copy)

@@ -25,6 +25,7 @@ from hpcsched.batch.hostlist import expand
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, BatchError, ConfigError
 from hpcsched.redaction import REMOVED, document_without_secrets, is_secret, renamed, without_secrets
+from hpcsched.store.rundir import ENDED
 
 MOST_OF_A_FILE = 2**20
 MOST_IN_ALL = 16 * 2**20
@@ -225,7 +226,8 @@ def _missing(root: Path) -> list[str]:
 
 
 def _of_run(root: Path) -> Iterator[Said]:
-    for path in (*(root / name for name in _OF_A_RUN), *sorted(root.glob("*.log"))):
+    more = (path for pattern in (ENDED, "*.log") for path in sorted(root.glob(pattern)))
+    for path in (*(root / name for name in _OF_A_RUN), *more):
         if path.exists() or path.is_symlink():
             yield f"run/{path.name}", _tail(path, root, MOST_OF_A_FILE)
 
@@ -249,9 +251,19 @@ def _outputs(root: Path, status: Any) -> Iterator[Said]:
 
 
 def _status(root: Path) -> Any:
-    """The run's snapshot; None where there is none that can be read."""
+    """The run's snapshot, with those rows of jobs that are over that the bundle has; None where there is none
+    that can be read."""
+    document = _decoded(_tail(root / "status.json", root, MOST_IN_ALL))
+    if isinstance(document, dict) and isinstance(document.get("jobs"), list):
+        tails = (_tail(path, root, MOST_OF_A_FILE) for path in sorted(root.glob(ENDED)))
+        rows = (_decoded(line) for tail in tails for line in tail.splitlines())
+        document["jobs"] += [row for row in rows if isinstance(row, dict)]
+    return document
+
+
+def _decoded(text: str) -> Any:
     try:
-        return json.loads(_tail(root / "status.json", root, MOST_IN_ALL))
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
 

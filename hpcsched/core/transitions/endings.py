@@ -295,7 +295,7 @@ class Endings:
         for forget in self._ledger.hooks("forget"):
             forget(job)
         self._waiting.has_room(job)
-        self._run.ended(job)
+        self._run.ended()
         plan = self._run.plan if self._ledger.waits_by(job).foreground else None
         if plan and not (state is JobState.COMPLETED and plan.foresaw(job.id, self._run.now)):
             self._run.count_news()

@@ -123,7 +123,6 @@ def packed(*jobs: Job) -> Jobs:
     found = Jobs()
     for job in jobs:
         found.add(job)
-        found.ended(job)
     found.pack()
     return found
 
@@ -187,7 +186,6 @@ def test_of_many_only_so_many_are_packed_at_once() -> None:
     jobs = Jobs()
     for number in range(1, 6):
         jobs.add(of_all_kinds(number))
-        jobs.ended(jobs[number])
     jobs.pack(at_most=2)
     assert sorted(jobs._packed) == [1, 2]
     jobs.pack()
