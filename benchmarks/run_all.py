@@ -29,6 +29,7 @@ DEADLINES_S = {
     "decisions": 300,
     "monitoring": 120,
     "idle_agent": 120,
+    "growth": 1800,
     "throughput": 900,
     "latency": 300,
     "hosts": 300,

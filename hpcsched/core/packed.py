@@ -106,19 +106,20 @@ class Jobs(dict[int, Job]):
         """Those in one of these states, in the order of ids."""
         numbers = {_STATES.index(state) for state in states}
         packed = (job_id for job_id, data in self._packed.items() if data[0] in numbers)
-        return self._each([*packed, *(i for i, job in super().items() if job.state in states)])
+        return self.each([*packed, *(i for i, job in super().items() if job.state in states)])
 
     def since(self, at: float) -> Iterator[Job]:
         """Those that were not over before this time of the run's clock, in the order of ids."""
         packed = (job_id for job_id, data in self._packed.items() if _HEAD.unpack_from(data)[1] >= at)
         others = (i for i, job in super().items() if not job.state.final or (job.ended_s or 0.0) >= at)
-        return self._each([*packed, *others])
+        return self.each([*packed, *others])
 
     def counts(self) -> Counter[JobState]:
         """How many are in each state; those in which none is are left out."""
         return +(self._packed_states + Counter(job.state for job in super().values()))
 
-    def _each(self, ids: Iterable[int]) -> Iterator[Job]:
+    def each(self, ids: Iterable[int]) -> Iterator[Job]:
+        """Those of these ids, in order."""
         for job_id in sorted(ids):
             data = self._packed.get(job_id)
             yield self[job_id] if data is None else self._unpacked(data)
@@ -154,13 +155,13 @@ class Jobs(dict[int, Job]):
 class _Values(ValuesView[Job]):
     def __iter__(self) -> Iterator[Job]:
         jobs: Jobs = self._mapping  # type: ignore[attr-defined]
-        return jobs._each(jobs)
+        return jobs.each(jobs)
 
 
 class _Items(ItemsView[int, Job]):
     def __iter__(self) -> Iterator[tuple[int, Job]]:
         jobs: Jobs = self._mapping  # type: ignore[attr-defined]
-        return ((job.id, job) for job in jobs._each(jobs))
+        return ((job.id, job) for job in jobs.each(jobs))
 
 
 # --- pickling: as usual, but records give all their fields at once ------------------------------------------

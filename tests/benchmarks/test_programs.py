@@ -51,6 +51,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("advise", {"speed_processor_s", "speed_each_simulated_processor_s"}),
         ("monitoring", {"cpu_slots_s", "nvml_our_part_s"}),
         ("idle_agent", {"window_cpu_s", "window_wall_s", "rss_mib", "pss_mib"}),
+        ("growth", {"bytes_a_job", "rss_bytes", "jobs_60_status_s", "jobs_60_explain_peak_mib"}),
         ("throughput", {"first_start_s", "noop_80_wall_s", "noop_80_ends_s", "xargs_80_wall_s"}),
         ("sharing", {"alone_s", "hpcsched, one a slot: took_s", 'hpcsched, "share": makespan_s'}),
         ("plans", {"plan_of_10_default_s", "plan_of_10_goal=makespan_s"}),

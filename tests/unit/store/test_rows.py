@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from hpcsched.cli.common import select
 from hpcsched.cli.jobs.status import status as status_command
+from hpcsched.cli.site import bundle
 from hpcsched.core.model import Array
 from hpcsched.errors import StoreError, UnknownJob
 from hpcsched.store import rows, status
@@ -332,3 +333,6 @@ def test_other_readers_count_them(rundir: RunDir) -> None:
     said = CliRunner().invoke(status_command, ["--dir", str(rundir.root), "--json"])
     page = json.loads(said.output)
     assert [job["name"] for job in page["jobs"]] == [*"abcd"] and "ended" not in page
+    with run.file.open("ab") as file:
+        file.write(b"[\n")
+    assert {job["name"] for job in bundle._status(rundir.root)["jobs"]} == {*"abcd"}
