@@ -36,13 +36,17 @@ def read_all(rundir: RunDir, only: Sequence[str] | None = None) -> Status:
 def with_untaken(rundir: RunDir, only: Sequence[str] | None = None) -> tuple[Status, list[JobStatus]]:
     """The same apart: the snapshot, and the jobs that no agent has taken."""
     try:
-        status = read_status(rundir, None if run_folders.has_commands(rundir) else only)
+        status = read_status(rundir, only)
     except NoSuchRun:
         untaken = _untaken(rundir, ())
         if not untaken:
             raise
         return Status(run=_not_begun(rundir), gpus=[], jobs=[]), untaken
-    return status, [] if status.run.alive else _untaken(rundir, status.jobs)
+    if status.run.alive or not run_folders.has_commands(rundir):
+        return status, []
+    if only is not None:  # the names of all are taken
+        status = read_status(rundir)
+    return status, _untaken(rundir, status.jobs)
 
 
 def _untaken(rundir: RunDir, known: Sequence[JobStatus]) -> list[JobStatus]:

@@ -27,8 +27,8 @@ from hpcsched.core.reasons import Note, Reason
 _SAME_FOR = 256
 """The number of jobs that are compressed with the same dictionary (chosen)."""
 
-_RAW = -15
-"""For zlib: no head and no checksum, and its largest window."""
+_RAW = -13
+"""For zlib: no head and no checksum, and a window of 8 KiB, which is more than nearly all jobs take."""
 
 _HEAD = struct.Struct("<BdI")
 """Before the bytes of a job: its state by number, when it ended, and the number of its dictionary."""
@@ -41,7 +41,8 @@ class Jobs(dict[int, Job]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._packed: dict[int, bytes] = {}
+        self._packed: list[bytes] = []
+        """By id; b"" where there is none."""
         self._unlike: set[int] = set()
         """Those that cannot be packed, as a package has put something into them."""
         self._alike: list[bytes] = []
@@ -64,6 +65,8 @@ class Jobs(dict[int, Job]):
             self._pack(job)
 
     def _pack(self, job: Job) -> None:
+        if job.id > 2 * len(self) + _SAME_FOR:
+            return  # ids count from 1 without a gap: not those of a journal that somebody has made up
         try:
             data = _dumped(job)
         except (pickle.PicklingError, TypeError, AttributeError):
@@ -73,8 +76,9 @@ class Jobs(dict[int, Job]):
             self._alike.append(data)
             self._left_of_alike = _SAME_FOR
         self._left_of_alike -= 1
-        compress = zlib.compressobj(1, wbits=_RAW, zdict=self._alike[-1])
+        compress = zlib.compressobj(6, wbits=_RAW, memLevel=6, zdict=self._alike[-1])
         head = _HEAD.pack(_STATES.index(job.state), job.ended_s or 0.0, len(self._alike) - 1)
+        self._packed.extend([b""] * (job.id + 1 - len(self._packed)))
         self._packed[job.id] = head + compress.compress(data) + compress.flush()
         self._packed_states[job.state] += 1
         del self[job.id]
@@ -85,16 +89,24 @@ class Jobs(dict[int, Job]):
         assert isinstance(job, Job)
         return job
 
+    def _data(self, job_id: int) -> bytes:
+        return self._packed[job_id] if 0 < job_id < len(self._packed) else b""
+
     def __missing__(self, job_id: int) -> Job:
-        data = self._packed.pop(job_id)
+        if not (data := self._data(job_id)):
+            raise KeyError(job_id)
         job = self[job_id] = self._unpacked(data)
+        self._packed[job_id] = b""
         self._packed_states[job.state] -= 1
         return job
 
     def unpack(self) -> None:
         """Unpack all of them, as they will be gone through more than once."""
-        for job_id in sorted(self._packed):
+        for job_id in self._ids():
             self[job_id]
+
+    def _ids(self) -> list[int]:
+        return [job_id for job_id, data in enumerate(self._packed) if data]
 
     # --- of some of them --------------------------------------------------------------------
 
@@ -105,12 +117,12 @@ class Jobs(dict[int, Job]):
     def in_state(self, *states: JobState) -> Iterator[Job]:
         """Those in one of these states, in the order of ids."""
         numbers = {_STATES.index(state) for state in states}
-        packed = (job_id for job_id, data in self._packed.items() if data[0] in numbers)
+        packed = (job_id for job_id in self._ids() if self._packed[job_id][0] in numbers)
         return self.each([*packed, *(i for i, job in super().items() if job.state in states)])
 
     def since(self, at: float) -> Iterator[Job]:
         """Those that were not over before this time of the run's clock, in the order of ids."""
-        packed = (job_id for job_id, data in self._packed.items() if _HEAD.unpack_from(data)[1] >= at)
+        packed = (job_id for job_id in self._ids() if _HEAD.unpack_from(self._packed[job_id])[1] >= at)
         others = (i for i, job in super().items() if not job.state.final or (job.ended_s or 0.0) >= at)
         return self.each([*packed, *others])
 
@@ -121,19 +133,19 @@ class Jobs(dict[int, Job]):
     def each(self, ids: Iterable[int]) -> Iterator[Job]:
         """Those of these ids, in order."""
         for job_id in sorted(ids):
-            data = self._packed.get(job_id)
-            yield self[job_id] if data is None else self._unpacked(data)
+            data = self._data(job_id)
+            yield self._unpacked(data) if data else self[job_id]
 
     # --- what a dict has --------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return super().__len__() + len(self._packed)
+        return super().__len__() + self._packed_states.total()
 
     def __contains__(self, job_id: object) -> bool:
-        return super().__contains__(job_id) or job_id in self._packed
+        return super().__contains__(job_id) or (isinstance(job_id, int) and bool(self._data(job_id)))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted([*super().__iter__(), *self._packed]))
+        return iter(sorted([*super().__iter__(), *self._ids()]))
 
     def get(self, job_id: int, default: Any = None) -> Any:
         """The job, or the default where there is none of this id."""
