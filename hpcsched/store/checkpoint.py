@@ -1,0 +1,156 @@
+"""A checkpoint: the state of the machine after so many records of a journal, so that they need not be replayed.
+
+It is a short cut and never the truth: one of other code, that is damaged, or that is not of these very records,
+is ignored. Jobs that are over are each a graph of its own in it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import zlib
+from collections.abc import Collection
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import hpcsched
+from hpcsched.core.environments import PythonEnvironment
+from hpcsched.core.jobs import Job
+from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.registry import added
+from hpcsched.core.model import Array, Container, Restart
+from hpcsched.core.needs import Needs
+from hpcsched.core.transitions.decisions import PolicyMaker
+from hpcsched.decoding import decode_message, read_file
+from hpcsched.errors import BadInput
+from hpcsched.store.files import write_atomically
+from hpcsched.store.graph import Decoder, Encoder, NotPlain, Tables
+
+MOST_BYTES = 2**33
+"""The longest checkpoint that is read (chosen)."""
+
+SHARED = (PythonEnvironment, Container, Restart, Needs, Array)
+"""What jobs of one file share."""
+
+_ROOMS = ("core", "policy", "planning", "contract")
+"""Where the code is that says what a state means."""
+
+_MAGIC = b"hpcsched checkpoint 1\n"
+
+
+class Head(msgspec.Struct, array_like=True):
+    """Of which code and of which records a checkpoint is: `crc` is the checksum of all of them in order, and
+    `body` that of what follows."""
+
+    code: str
+    records: int
+    crc: int
+    body: int
+
+
+class _Body(msgspec.Struct, array_like=True):
+    tables: Tables
+    commands: list[str]
+    machine: Any
+    jobs: list[tuple[int, bytes]]
+
+
+_HEAD, _BODY = msgspec.msgpack.Decoder(Head), msgspec.msgpack.Decoder(_Body)
+
+
+@cache
+def code() -> str:
+    """What is another for each code that gives another meaning to a state."""
+    digest = blake2b(f"{hpcsched.__version__} {sys.version_info[:2]}".encode(), digest_size=16)
+    root = Path(hpcsched.__file__).parent
+    for path in sorted(path for room in _ROOMS for path in (root / room).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def encode(machine: Machine, make_policy: PolicyMaker, commands: Collection[str]) -> bytes:
+    """The state of a machine, and the inbox commands that were carried out. Raises NotPlain."""
+    if added():
+        raise NotPlain("a mechanism of another package")
+    jobs = machine.run.jobs
+    tables = Tables()
+    encoder = Encoder(
+        tables,
+        {"make_policy": make_policy},
+        shared=SHARED,
+        apart={Job: lambda job: job.id if job.state.final and jobs.get(job.id) is job else None},
+    )
+    rest = encoder.graph(machine)
+    apart = [
+        (job.id, msgspec.msgpack.encode(encoder.graph(job))) for job in jobs.values() if job.state.final
+    ]
+    return msgspec.msgpack.encode(_Body(tables, sorted(commands), rest, apart))
+
+
+def decode(body: bytes, make_policy: PolicyMaker) -> tuple[Machine, set[str]]:
+    """A machine in this state, and the commands. Raises BadInput."""
+    found = decode_message(_BODY, body, most_bytes=MOST_BYTES)
+    collects = gc.isenabled()
+    gc.disable()  # all that is made here is kept: to look for garbage in it takes longer than to make it
+    try:
+        decoder = Decoder(found.tables, {})
+        jobs = {job_id: decoder.graph(msgspec.msgpack.decode(data)) for job_id, data in found.jobs}
+        machine = Decoder(found.tables, {"make_policy": make_policy}, apart=jobs.__getitem__).graph(
+            found.machine
+        )
+    finally:
+        if collects:
+            gc.enable()
+    if not isinstance(machine, Machine) or not all(isinstance(job, Job) for job in jobs.values()):
+        raise BadInput("it is no state of a run")
+    return machine, set(found.commands)
+
+
+def write(path: Path, body: bytes, *, records: int, crc: int) -> None:
+    """Write a checkpoint, durable, of so many records with this checksum. Raises StoreError."""
+    packed = zlib.compress(body, 1)
+    head = msgspec.msgpack.encode(Head(code(), records, crc, zlib.crc32(packed)))
+    write_atomically(path, b"".join((_MAGIC, len(head).to_bytes(4, "big"), head, packed)), durable=True)
+
+
+class Checkpoint:
+    """A checkpoint of this code that is whole."""
+
+    def __init__(self, head: Head, packed: bytes) -> None:
+        self.records, self.crc = head.records, head.crc
+        self._packed = packed
+
+    def load(self, make_policy: PolicyMaker) -> tuple[Machine, set[str]]:
+        """The machine, and the commands that were carried out. Raises BadInput."""
+        unpacker = zlib.decompressobj()
+        try:
+            body = unpacker.decompress(self._packed, MOST_BYTES)
+        except zlib.error as error:
+            raise BadInput(str(error)) from error
+        if not unpacker.eof:
+            raise BadInput(f"longer than {MOST_BYTES} bytes")
+        return decode(body, make_policy)
+
+
+def read(path: Path) -> Checkpoint | None:
+    """The checkpoint in a file; None if there is none that this code can go by."""
+    try:
+        data = read_file(path, most_bytes=MOST_BYTES)
+    except (OSError, BadInput):
+        return None
+    first = len(_MAGIC) + 4
+    length = int.from_bytes(data[len(_MAGIC) : first], "big")
+    if not data.startswith(_MAGIC) or added():
+        return None
+    try:
+        head = decode_message(_HEAD, data[first : first + length])
+    except BadInput:
+        return None
+    packed = data[first + length :]
+    if head.code != code() or head.body != zlib.crc32(packed):
+        return None
+    return Checkpoint(head, packed)
