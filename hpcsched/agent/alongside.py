@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hpcsched.agent.attempts import WatchedAttempt
+from hpcsched.agent.compacting import Compacting
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.job_use import JobUseRecord, read_processes
 from hpcsched.agent.launch_plans import Site
@@ -43,6 +44,7 @@ def alongside(
     allocation: Mapping[str, str | None],
     tell: Tell,
     closing: ExitStack,
+    compacting: Compacting,
 ) -> Sequence[Look]:
     """All of it, for this run.
 
@@ -54,6 +56,7 @@ def alongside(
         allocation: the batch job, for these.
         tell: shows people a line.
         closing: what has to be closed at the end.
+        compacting: of the journal.
     """
 
     def say(text: str, about: str) -> None:
@@ -68,7 +71,8 @@ def alongside(
         publish=lambda disks: setattr(snapshot, "short_disks", disks),
         tell=say,
     )
-    looks: list[Look] = []
+    closing.callback(compacting.close)
+    looks: list[Look] = [compacting.look]
     if metrics_file is not None:
         metrics = MetricsFile(
             metrics_file,

@@ -23,7 +23,7 @@ from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.caught import catchers, send
 from hpcsched.launch.orphans import Process, end_processes, find_orphans, wait_for_end
-from hpcsched.store import journal
+from hpcsched.store import compaction, journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
 from hpcsched.store.rundir import RunDir, RunDirError, RunRecord
@@ -49,8 +49,12 @@ def open_run(rundir: RunDir, make_policy: PolicyMaker, *, detach: bool = False) 
         journal.detach(rundir.journal)
     if not rundir.journal.exists():
         return Recovered(Machine(make_policy), journal.Journal(rundir.journal), set())
-    machine, length, records, commands = replay(rundir.journal, make_policy)
+    machine, length, records, commands, _ = replay(rundir.journal, make_policy)
     writer = journal.Journal(rundir.journal, length=length, records=records)
+    compaction.tidy(rundir.journal)
+    if length >= compaction.COMPACTED_BYTES:
+        with contextlib.suppress(StoreError):  # a full disk: a later agent then
+            compaction.finish(rundir.journal, writer)
     return Recovered(machine, writer, commands)
 
 

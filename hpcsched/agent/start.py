@@ -27,6 +27,7 @@ from hpcsched.agent.allocation.requeue import TIME_OVER_CAUSES, RunProgress
 from hpcsched.agent.allocation.watch import AllocationWatch
 from hpcsched.agent.alongside import alongside
 from hpcsched.agent.clock import RunClock
+from hpcsched.agent.compacting import Compacting
 from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.gpu_watch import GpuWatch, compute_modes, keep_samples, prohibited
@@ -340,6 +341,7 @@ def run(
                 allocation=record.allocation,
                 tell=observer.message,
                 closing=stack,
+                compacting=Compacting(journal, anew=not joinable),
             ),
         )
         agent = Agent(resources, commands=commands)

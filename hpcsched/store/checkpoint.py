@@ -1,7 +1,7 @@
-"""A checkpoint: the state of the machine after so many records of a journal, so that they need not be replayed.
+"""A checkpoint: the state of the machine after so many records of a run, so that they need not be replayed.
 
-It is a short cut and never the truth: one of other code, that is damaged, or that is not of these very records,
-is ignored. Jobs that are over are each a graph of its own in it.
+It is a short cut and never the truth: one of other code, one that is damaged, or one that is of other
+records is ignored. Jobs that are over are each a graph of its own in it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hpcsched.core.needs import Needs
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.decoding import decode_message, read_file
 from hpcsched.errors import BadInput
+from hpcsched.store.archive import Mark
 from hpcsched.store.files import write_atomically
 from hpcsched.store.graph import Decoder, Encoder, NotPlain, Tables
 
@@ -43,13 +44,11 @@ _MAGIC = b"hpcsched checkpoint 1\n"
 
 
 class Head(msgspec.Struct, array_like=True):
-    """Of which code and of which records a checkpoint is: `crc` is the checksum of all of them in order, and
-    `body` that of what follows."""
+    """Of which code a checkpoint is, and after which records of the run; the checksum of what follows."""
 
     code: str
-    records: int
+    mark: Mark
     crc: int
-    body: int
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -74,6 +73,10 @@ def code() -> str:
 
 def encode(machine: Machine, make_policy: PolicyMaker, commands: Collection[str]) -> bytes:
     """The state of a machine, and the inbox commands that were carried out. Raises NotPlain."""
+
+    def number_of(job: Job) -> int | None:
+        return job.id if job.state.final and jobs.get(job.id) is job else None
+
     if added():
         raise NotPlain("a mechanism of another package")
     jobs = machine.run.jobs
@@ -82,12 +85,10 @@ def encode(machine: Machine, make_policy: PolicyMaker, commands: Collection[str]
         tables,
         {"make_policy": make_policy},
         shared=SHARED,
-        apart={Job: lambda job: job.id if job.state.final and jobs.get(job.id) is job else None},
+        apart={Job: number_of},
     )
     rest = encoder.graph(machine)
-    apart = [
-        (job.id, msgspec.msgpack.encode(encoder.graph(job))) for job in jobs.values() if job.state.final
-    ]
+    apart = [(job.id, msgspec.msgpack.encode(encoder.graph(job))) for job in jobs.values() if job.state.final]
     return msgspec.msgpack.encode(_Body(tables, sorted(commands), rest, apart))
 
 
@@ -110,10 +111,10 @@ def decode(body: bytes, make_policy: PolicyMaker) -> tuple[Machine, set[str]]:
     return machine, set(found.commands)
 
 
-def write(path: Path, body: bytes, *, records: int, crc: int) -> None:
-    """Write a checkpoint, durable, of so many records with this checksum. Raises StoreError."""
+def write(path: Path, body: bytes, mark: Mark) -> None:
+    """Write the checkpoint of this place in the run, durable. Raises StoreError."""
     packed = zlib.compress(body, 1)
-    head = msgspec.msgpack.encode(Head(code(), records, crc, zlib.crc32(packed)))
+    head = msgspec.msgpack.encode(Head(code(), mark, zlib.crc32(packed)))
     write_atomically(path, b"".join((_MAGIC, len(head).to_bytes(4, "big"), head, packed)), durable=True)
 
 
@@ -121,8 +122,7 @@ class Checkpoint:
     """A checkpoint of this code that is whole."""
 
     def __init__(self, head: Head, packed: bytes) -> None:
-        self.records, self.crc = head.records, head.crc
-        self._packed = packed
+        self.mark, self._packed = head.mark, packed
 
     def load(self, make_policy: PolicyMaker) -> tuple[Machine, set[str]]:
         """The machine, and the commands that were carried out. Raises BadInput."""
@@ -151,6 +151,6 @@ def read(path: Path) -> Checkpoint | None:
     except BadInput:
         return None
     packed = data[first + length :]
-    if head.code != code() or head.body != zlib.crc32(packed):
+    if head.code != code() or head.crc != zlib.crc32(packed):
         return None
     return Checkpoint(head, packed)

@@ -3,7 +3,7 @@
 Containers, enums, instances and bound methods become plain values for msgpack. Which classes there may be is
 told by where they are defined; only these are ever looked up, by name, and no code of theirs runs but the
 constructors of records. Objects that are in several places of a graph are one and the same in all of them
-afterwards, as are equal ones of the kinds that are said to be shared, in all graphs that have the same tables.
+afterwards, as are equal ones of the kinds that are said to be shared, in all graphs with the same tables.
 
 A value is itself (None, a boolean, a number, text, bytes), or a list of a number that says what it is and of
 its parts. The objects of a graph are counted as they come: records after their fields, others before what is
@@ -65,9 +65,9 @@ class _Record(NamedTuple):
 
 
 @cache
-def _record(kind: type) -> _Record | None:
+def _record(kind: Any) -> _Record | None:
     """A class as a record; None if there may be more in an instance than its constructor takes."""
-    if not is_dataclass(kind) or any("__dict__" in vars(base) for base in kind.__mro__):
+    if any("__dict__" in vars(base) for base in kind.__mro__) or not is_dataclass(kind):
         return None
     found = fields(kind)
     if not all(field.init for field in found):
@@ -77,7 +77,7 @@ def _record(kind: type) -> _Record | None:
 
 
 @cache
-def _slots(kind: type) -> list[str]:
+def _slots(kind: Any) -> list[str]:
     """The names of the slots of a class, as they are called from outside."""
     names = list[str]()
     for base in reversed(kind.__mro__):
@@ -195,7 +195,7 @@ class Encoder:
         self._by_type[kind] = encode = self._encoder_of(kind)
         return encode(value)
 
-    def _encoder_of(self, kind: type) -> Callable[[Any], Any]:
+    def _encoder_of(self, kind: Any) -> Callable[[Any], Any]:
         tag = _INSTANCE + self._class_number(kind)
         if issubclass(kind, Enum):
             return self._enum
@@ -246,9 +246,7 @@ class Encoder:
             self.tables.shared.append(found)
         return [_SHARED, number]
 
-    def _apart(
-        self, encode: Callable[[Any], Any], number_of: Callable[[Any], int | None], value: Any
-    ) -> Any:
+    def _apart(self, encode: Callable[[Any], Any], number_of: Callable[[Any], int | None], value: Any) -> Any:
         if value is not self._root and (number := number_of(value)) is not None:
             return [_APART, number]
         return encode(value)
@@ -294,7 +292,7 @@ class Encoder:
         return [tag, self._attributes(value), *map(self.value, _flat(value))]
 
     def _attributes(self, value: Any) -> list[Any]:
-        parts = {name: getattr(value, name) for name in _slots(type(value)) if hasattr(value, name)}
+        parts = {name: getattr(value, name) for name in _slots(value.__class__) if hasattr(value, name)}
         parts |= getattr(value, "__dict__", {})
         found = list[Any]()
         for name, part in parts.items():
@@ -399,7 +397,7 @@ class Decoder:
         self._fill(made, parts, 1)
         return made
 
-    def _decoder_of(self, kind: type) -> Callable[[list[Any]], Any]:
+    def _decoder_of(self, kind: Any) -> Callable[[list[Any]], Any]:
         if issubclass(kind, tuple) and hasattr(kind, "_make"):
             make: Callable[..., Any] = kind._make
             return lambda parts: make(map(self._value, parts[1:]))
@@ -416,13 +414,13 @@ class Decoder:
         self._seen.append(made)
         return made
 
-    def _instance(self, kind: type, parts: list[Any]) -> Any:
+    def _instance(self, kind: Any, parts: list[Any]) -> Any:
         made = kind.__new__(kind)
         self._seen.append(made)
         self._set_attributes(made, parts, 1)
         return made
 
-    def _mapping(self, kind: type, parts: list[Any]) -> Any:
+    def _mapping(self, kind: Any, parts: list[Any]) -> Any:
         made = kind.__new__(kind)
         self._seen.append(made)
         self._set_attributes(made, parts[1], 0)

@@ -3,6 +3,13 @@
     {"v":1,"seq":7,"crc":"90a1b2c3","type":"WorkersReady","event":{"at":1.5,...}}
 
 `crc` is the CRC-32 of sequence number, type and event bytes. One process writes at a time.
+
+Of a long run the file holds the newest records alone. Its first line says then which ones are in the archive,
+a folder beside it with a compressed file for each time that it was begun anew:
+
+    {"v":2,"seq":5000,"crc":"...","type":"Archived","event":{"parts":[[5000,2750000,1804289383]]}}
+
+For a hpcsched that knows of no archive it is a journal of another one.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ import errno
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +31,15 @@ from hpcsched.core import events as ev
 from hpcsched.decoding import decode as decode_as
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.store.archive import Mark, read_part
 from hpcsched.store.files import sync_folder
 from hpcsched.store.rundir import NewerRun
 from hpcsched.store.spare import preallocate
 from hpcsched.watchers import let_read
 
 VERSION = 1
+ARCHIVED_VERSION, ARCHIVED = 2, "Archived"
+"""Version and type of the line that says what is in the archive: every hpcsched without one refuses these."""
 
 MAX_JOURNAL_BYTES = 2**40
 """The longest journal that is read (chosen)."""
@@ -57,6 +68,11 @@ class Damaged(StoreError):
 
 class UnknownRecord(ValueError):
     """A whole record of a version or type that only another version of hpcsched knows."""
+
+
+class _Archived(msgspec.Struct):
+    parts: list[Mark]
+    """The end of each."""
 
 
 class _Record(msgspec.Struct):
@@ -114,29 +130,121 @@ def _as_of_today(event: bytes) -> bytes:
     return msgspec.json.encode(told)
 
 
-def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
-    """Each event and the offset of its record's end; stops before a torn tail.
+class Contents:
+    """What is in a journal now, and in its archive, of which `archived` has the ends of the parts.
 
     Raises StoreError when the file cannot be read, and Damaged when no crash can have left it so.
     """
-    data = content(path)
-    offset, expected = 0, 1
-    while offset < len(data):
-        end = data.find(b"\n", offset) + 1
-        try:
-            if not end:
-                raise ValueError("no end of line")
-            seq, event = decode(data[offset:end])
-            if seq != expected:
-                raise ValueError(f"record {seq} where {expected} belongs")
-        except UnknownRecord as error:
-            raise NewerRun(f"{path} is not of this hpcsched: record {expected}: {error}") from error
-        except (ValueError, BadInput) as error:
-            if is_torn(data[offset:]):
-                return
-            raise Damaged(path, offset, expected, str(error)) from error
-        yield event, end
-        offset, expected = end, expected + 1
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.data = path, content(path)
+        self.archived, self.first = begin_of(path, self.data)
+        """And the place of the first record in the file, in bytes."""
+
+    @property
+    def begin(self) -> Mark:
+        """The place in the run of the first record that is in the file."""
+        return self.archived[-1] if self.archived else Mark()
+
+    def mark(self, records: int, end: int) -> Mark:
+        """The place in the run that is here in the file, after so many records."""
+        crc = crc32(memoryview(self.data)[self.first : end], self.begin.crc)
+        return Mark(records, self.begin.bytes + end - self.first, crc)
+
+    def place_of(self, mark: Mark) -> int | None:
+        """Where a place of the run is in the file, in bytes; None: not there, or after other records."""
+        end = self.first + mark.bytes - self.begin.bytes
+        there = mark.records >= self.begin.records and self.first <= end <= len(self.data)
+        return end if there and self.mark(mark.records, end) == mark else None
+
+    def parts(self) -> Iterator[bytes]:
+        """The records of each part of the archive. Raises StoreError."""
+        before = Mark()
+        for end in self.archived:
+            yield read_part(self.path, before, end)
+            before = end
+
+    def bodies(self) -> Iterator[bytes]:
+        """All that is in the archive, and then what is in the file. Raises StoreError."""
+        yield from self.parts()
+        yield self.data
+
+    def all(self) -> Iterator[tuple[ev.Event, int]]:
+        """Each event of the run, and the end of its record in the file (`first` where it is in the archive).
+
+        Stops before a torn tail. Raises StoreError.
+        """
+        records = 0
+        for part in self.parts():
+            for line in part.splitlines(keepends=True):
+                records += 1
+                try:
+                    event = _in_place(line, records)
+                except (ValueError, BadInput) as error:  # as it was written: by another hpcsched
+                    raise NewerRun(f"{self.path}: record {records}: {error}") from error
+                yield event, self.first
+        yield from self.rest(self.begin.records, self.first)
+
+    def rest(self, records: int, offset: int) -> Iterator[tuple[ev.Event, int]]:
+        """Each event after a place in the file, and the end of its record; stops before a torn tail.
+
+        Raises StoreError.
+        """
+        data, expected = self.data, records + 1
+        while offset < len(data):
+            end = data.find(b"\n", offset) + 1
+            try:
+                if not end:
+                    raise ValueError("no end of line")
+                event = _in_place(data[offset:end], expected)
+            except UnknownRecord as error:
+                raise NewerRun(f"{self.path} is not of this hpcsched: record {expected}: {error}") from error
+            except (ValueError, BadInput) as error:
+                if is_torn(data[offset:]):
+                    return
+                raise Damaged(self.path, offset, expected, str(error)) from error
+            yield event, end
+            offset, expected = end, expected + 1
+
+
+def read(path: Path) -> Iterator[tuple[ev.Event, int]]:
+    """Each event of a run, and the end of its record in the file: see `Contents.all`. Raises StoreError."""
+    return Contents(path).all()
+
+
+def first_line(archived: Sequence[Mark]) -> bytes:
+    """The first line of a journal with an archive, whose parts end so."""
+    records, body = archived[-1].records, msgspec.json.encode(_Archived(list(archived)))
+    head = f'{{"v":{ARCHIVED_VERSION},"seq":{records},"crc":"{_checksum(records, ARCHIVED, body)}",'
+    return head.encode() + f'"type":"{ARCHIVED}","event":'.encode() + body + b"}\n"
+
+
+_FIRST = f'{{"v":{ARCHIVED_VERSION},'.encode()
+
+
+def begin_of(path: Path, data: bytes) -> tuple[list[Mark], int]:
+    """The ends of the parts of the archive, and the length of the line that says so; none of both if there is
+    no such line. Raises Damaged."""
+    if not data.startswith(_FIRST):
+        return [], 0
+    length = data.find(b"\n") + 1
+    try:
+        record = _checked(data[:length])
+        if record.type != ARCHIVED:
+            return [], 0  # of another hpcsched, as the reader of the records tells
+        parts = decode_as(bytes(record.event), _Archived, most_bytes=MAX_JOURNAL_BYTES).parts
+        if not parts or parts[-1].records != record.seq or sorted(parts) != parts:
+            raise ValueError("no archive")
+    except (ValueError, BadInput) as error:
+        raise Damaged(path, 0, 1, f"what the archive has: {error}") from error
+    return parts, length
+
+
+def _in_place(line: bytes, expected: int) -> ev.Event:
+    seq, event = decode(line)
+    if seq != expected:
+        raise ValueError(f"record {seq} where {expected} belongs")
+    return event
 
 
 def content(path: Path) -> bytes:
@@ -194,6 +302,8 @@ class Journal:
     """The writer of a journal. Opening cuts a torn tail off. Disk space is allocated ahead, so that a full
     disk does not stop the run at once.
 
+    `seq` is the number of the last record, `length` its end in bytes.
+
     Args:
         path: the file; created (mode 0600) if it is missing.
         length, records: the end of the last whole record and the number of records, from `read`.
@@ -202,7 +312,7 @@ class Journal:
     def __init__(self, path: Path, *, length: int = 0, records: int = 0) -> None:
         self.path = path
         self.seq = records
-        self._length = length
+        self.length = length
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o600)
@@ -212,6 +322,7 @@ class Journal:
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
         self._kept = 0
+        self._renamed = False
         self._keep_room()
 
     def append(self, events: Sequence[ev.Event], *, sync: bool = True) -> None:
@@ -226,33 +337,67 @@ class Journal:
                 view = view[os.write(self._descriptor, view) :]
             if sync:
                 os.fdatasync(self._descriptor)
+            if sync and self._renamed:  # until then the old file may be what is left after a power cut
+                sync_folder(self.path.parent)
+                self._renamed = False
             if not os.fstat(self._descriptor).st_nlink:
                 raise OSError(errno.ENOENT, "it was removed while the run goes on")
         except OSError as error:
             self._cut()
             raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
         self.seq += len(events)
-        self._length += len(data)
+        self.length += len(data)
         self._keep_room()
 
     def _keep_room(self) -> None:
         """Keep at least PREALLOCATED_BYTES / 2 allocated ahead, if the file system can; the length stays."""
-        if self._kept - self._length < PREALLOCATED_BYTES // 2 and preallocate(
-            self._descriptor, self._length, PREALLOCATED_BYTES
+        if self._kept - self.length < PREALLOCATED_BYTES // 2 and preallocate(
+            self._descriptor, self.length, PREALLOCATED_BYTES
         ):
-            self._kept = self._length + PREALLOCATED_BYTES
+            self._kept = self.length + PREALLOCATED_BYTES
 
     def _cut(self) -> None:
         # Where even that fails, the torn tail is cut off when the journal is next opened.
         with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, self._length)
-            os.lseek(self._descriptor, self._length, os.SEEK_SET)
+            os.ftruncate(self._descriptor, self.length)
+            os.lseek(self._descriptor, self.length, os.SEEK_SET)
+
+    def begin_anew(self, archived: Sequence[Mark], offset: int) -> None:
+        """Go on in a new file, with what follows this place in the old one: the rest of it is in the archive.
+
+        Raises StoreError: all is as it was then.
+        """
+        temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
+        descriptor = -1
+        try:
+            os.fdatasync(self._descriptor)
+            mode = stat.S_IMODE(os.fstat(self._descriptor).st_mode)
+            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+            os.fchmod(descriptor, mode)  # whatever the umask says
+            data = first_line(archived) + os.pread(self._descriptor, self.length - offset, offset)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+            if not os.path.samestat(os.fstat(self._descriptor), self.path.stat()):
+                raise OSError(errno.ENOENT, "another one is in its place")
+            temporary.replace(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise StoreError(f"cannot begin {self.path} anew: {error.strerror}") from error
+        os.close(self._descriptor)
+        self._descriptor, self.length, self._kept = descriptor, len(data), 0
+        self._renamed = True
+        self._keep_room()
 
     def close(self) -> None:
         """Flush and close; may be called twice."""
         if self._descriptor >= 0:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, self._length)  # gives back what was kept
+                os.ftruncate(self._descriptor, self.length)  # gives back what was kept
                 os.fsync(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,8 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.registry import added
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, StoreError
-from hpcsched.store import journal
+from hpcsched.store import checkpoint, journal
+from hpcsched.store.archive import CHECKPOINT, Mark, folder_of
 
 _ENDS = (ev.WorkersExited, ev.LaunchFailed)
 _MARK = b'"type":"EventVoided"'
@@ -39,26 +40,66 @@ class NotInstalled(StoreError):
 class Replayed(NamedTuple):
     """The machine after the replay of a journal.
 
-    `length`: the end of the journal's last whole record, in bytes. `records`: their number. `commands`: the
-    inbox commands whose events it holds.
+    `length`: the end of the journal's last whole record, in bytes. `records`: the number of all of the run.
+    `commands`: the inbox commands whose events they hold. `mark`: a checkpoint stood for those before it.
     """
 
     machine: Machine
     length: int
     records: int
     commands: set[str]
+    mark: Mark = Mark()
 
 
-def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -> Replayed:
-    """Handle all events of a journal but the voided ones (`before`: those before this record).
+def replay(
+    path: Path, make_policy: PolicyMaker, *, before: int | None = None, short_cut: bool = True
+) -> Replayed:
+    """The machine after all events of a run but the voided ones (`before`: those before this record).
 
-    Raises StoreError: Damaged, Contradiction, NotInstalled.
+    Those that a checkpoint stands for are not read, unless there is to be no `short_cut`. Raises StoreError:
+    Damaged, Contradiction, NotInstalled, Unreadable.
     """
-    if _ADDED in journal.content(path):  # to look for other packages takes as long as to start Python
-        mechanisms.load()
-    machine, length, records, commands = Machine(make_policy), 0, 0, set[str]()
-    void = voided(path)
-    for event, end in journal.read(path):
+    contents = journal.Contents(path)
+    if short_cut:
+        begun = _by_checkpoint(contents, make_policy, before)
+        if begun is None and contents.archived:
+            contents = journal.Contents(path)  # the checkpoint may be newer than what was read before it
+            begun = _by_checkpoint(contents, make_policy, before)
+        if begun:
+            rest = contents.rest(begun.records, begun.length)
+            return _replay(contents, begun, rest, _voids_in(contents.data[begun.length :]), before)
+    if any(_ADDED in records for records in contents.bodies()):
+        mechanisms.load()  # to look for other packages takes as long as to start Python
+    begun = Replayed(Machine(make_policy), 0, 0, set())
+    return _replay(contents, begun, contents.all(), _voids(contents), before)
+
+
+def _by_checkpoint(
+    contents: journal.Contents, make_policy: PolicyMaker, before: int | None
+) -> Replayed | None:
+    """The machine after those records that a checkpoint stands for; None: there is none for these."""
+    found = checkpoint.read(folder_of(contents.path) / CHECKPOINT)
+    if found is None or (before is not None and before <= found.mark.records):
+        return None
+    offset = contents.place_of(found.mark)
+    if offset is None or any(void <= found.mark.records for void in _voids_in(contents.data[offset:])):
+        return None
+    try:
+        machine, commands = found.load(make_policy)
+    except BadInput:
+        return None
+    return Replayed(machine, offset, found.mark.records, commands, found.mark)
+
+
+def _replay(
+    contents: journal.Contents,
+    begun: Replayed,
+    events: Iterable[tuple[ev.Event, int]],
+    void: set[int],
+    before: int | None,
+) -> Replayed:
+    path, (machine, length, records, commands, mark) = contents.path, begun
+    for event, end in events:
         if before is not None and records + 1 >= before:
             break
         length, records = end, records + 1
@@ -76,7 +117,7 @@ def replay(path: Path, make_policy: PolicyMaker, *, before: int | None = None) -
                 raise NotInstalled(path, records, "strategy", missing) from error
             why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             raise Contradiction(path, records, event, why) from error
-    return Replayed(machine, length, records, commands)
+    return Replayed(machine, max(length, contents.first), records, commands, mark)
 
 
 def _not_installed(machine: Machine, event: ev.Event) -> list[str]:
@@ -88,18 +129,27 @@ def _not_installed(machine: Machine, event: ev.Event) -> list[str]:
 
 
 def valid_events(path: Path) -> Iterator[ev.Event]:
-    """The events of a journal without the voided ones. Raises StoreError."""
-    void = voided(path)
-    for number, (event, _) in enumerate(journal.read(path), 1):
+    """The events of a run without the voided ones. Raises StoreError."""
+    contents = journal.Contents(path)
+    void = _voids(contents)
+    for number, (event, _) in enumerate(contents.all(), 1):
         if number not in void:
             yield event
 
 
 def voided(path: Path) -> set[int]:
-    """The numbers of the voided records of a journal; a void comes after the record that it voids."""
+    """The numbers of the voided records of a run; a void comes after the record that it voids."""
+    return _voids(journal.Contents(path))
+
+
+def _voids(contents: journal.Contents) -> set[int]:
+    return set[int]().union(*map(_voids_in, contents.bodies()))
+
+
+def _voids_in(records: bytes) -> set[int]:
+    """The numbers of the records that some of these void."""
     found = set()
-    data = journal.content(path)
-    for line in data.splitlines(keepends=True) if _MARK in data else ():
+    for line in records.splitlines(keepends=True) if _MARK in records else ():
         if _MARK not in line:
             continue
         try:

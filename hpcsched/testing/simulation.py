@@ -128,7 +128,7 @@ class Rehearsal:
             keep += (self._ends[records + 1] - keep) // 2
         self._cut.write_bytes(self._data[:keep])
         before = replay(self._cut, make_policy).machine
-        machine, length, count, carried_out = replay(self._cut, make_policy)
+        machine, length, count, carried_out, _ = replay(self._cut, make_policy)
         assert (length, count) == (self._ends[records], records)
         on_disk = self.saved[records + torn]
         first = [

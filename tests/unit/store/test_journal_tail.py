@@ -241,7 +241,7 @@ def test_room_for_records_is_kept_ahead_and_given_back(tmp_path, events):
 
 
 def test_who_is_followed_writes_no_record_more_and_none_of_its_records_is_lost(path, events, monkeypatch):
-    _, length, records, _ = replay(path, make_policy)
+    _, length, records, *_ = replay(path, make_policy)
     old = Journal(path, length=length, records=records)
     replace = type(path).replace
 
