@@ -33,6 +33,9 @@ _INT, _ENUM, _CLASS, _METHOD, _EXTERNAL, _SHARED, _APART = range(7, 14)
 _INSTANCE = 14
 """From this on: an instance of a class, by the number of the class."""
 
+_ALIKE = (str, int)
+"""Equal ones may be one and the same or not, as the interpreter likes."""
+
 _UNFINISHED = -1
 """In place of its number: a record whose fields are being encoded."""
 
@@ -274,7 +277,8 @@ class Encoder:
         found: list[Any] = [tag]
         for number, (name, usual, make) in enumerate(zip(*record, strict=True)):
             part = getattr(value, name)
-            if part is not (make() if make else usual):
+            usual = make() if make else usual
+            if part is not usual and not (type(part) in _ALIKE and part == usual):
                 found += (number, self.value(part))
         self._number(value)
         return found

@@ -388,8 +388,10 @@ class Journal:
             if descriptor >= 0:
                 os.close(descriptor)
             raise StoreError(f"cannot begin {self.path} anew: {error.strerror}") from error
-        os.close(self._descriptor)
-        self._descriptor, self.length, self._kept = descriptor, len(data), 0
+        old, self._descriptor = self._descriptor, descriptor
+        with contextlib.suppress(OSError):
+            os.close(old)
+        self.length, self._kept = len(data), 0
         self._renamed = True
         self._keep_room()
 

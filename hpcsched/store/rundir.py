@@ -21,6 +21,7 @@ from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.core.environments import PythonEnvironment
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
+from hpcsched.store.archive import folder_of
 from hpcsched.store.files import write_atomically
 
 STALE_AFTER_S = 15.0
@@ -184,6 +185,8 @@ class RunDir:
             if share is not None:
                 watched = (*(self.root / name for name in _WATCHED), *self.root.glob(ENDED))
                 watchers.share(self.root, share, *watched)
+                if (archive := folder_of(self.journal)).is_dir():
+                    watchers.share(archive, share, *archive.iterdir())
                 watchers.share(self.root / files.JOBS, share)
                 for folder in (self.root / files.JOBS).iterdir():
                     watchers.share(folder, share, *folder.glob("*.out*"), *folder.glob("*.json*"))
