@@ -1,4 +1,4 @@
-"""A machine that was made again from a checkpoint is the one that went into it, and goes on as it would have."""
+"""A machine made again from a checkpoint is the one that went into it, and goes on as that would have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from budget import slow
 from impossible import any_policy
 from recorded import EVERY, Answering, Recorded, digest, read, sections_of
 
