@@ -63,6 +63,7 @@ _OF_RUN = re.compile(
 )
 _FOLDERS = {
     "inbox": Kind.RECORD,
+    "journal": Kind.RECORD,
     ASIDE: Kind.RECORD,
     files.CALLS: Kind.RECORD,
     files.TRIALS: Kind.RESULT,
