@@ -71,12 +71,7 @@ class LifeResult:
         if self.outcome is not RunOutcome.FINISHED and not self.machine.run.finished:
             return WORK_LEFT
         failed = any(state.failed for state in self.machine.run.jobs.counts())
-        idle = attempts_made(self.machine) == self.attempts_before
+        idle = self.machine.run.attempts == self.attempts_before
         if (idle and self.edits.said) or ((self.edits.ignored or self.refused) and not failed):
             return 2
         return int(failed)
-
-
-def attempts_made(machine: Machine) -> int:
-    """The number of attempts of all jobs."""
-    return sum(job.attempt for job in machine.run.jobs.values())

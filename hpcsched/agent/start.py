@@ -42,7 +42,7 @@ from hpcsched.agent.hosts import (
 )
 from hpcsched.agent.inbox import Inbox
 from hpcsched.agent.launch_plans import FindLayers, Site, output_path
-from hpcsched.agent.life import LifeResult, attempts_made
+from hpcsched.agent.life import LifeResult
 from hpcsched.agent.loop import Agent, RunOutcome
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.recovery import (
@@ -131,7 +131,7 @@ def run(
         stack.callback(journal.close)
         if begun and request.share is not None:
             open_to(rundir, request.share)
-        standing, attempts_before = RunProgress.of(machine), attempts_made(machine)
+        standing, attempts_before = RunProgress.of(machine), machine.run.attempts
         count = max(1, len(allocation.hosts))
         left = dict[int, Left]()
         orphans = partial(

@@ -1,7 +1,8 @@
 """The jobs of a run, by id: those that are over can be packed, as a run may have had a hundred thousand.
 
 Packed, a job of which nothing is unusual takes some hundred bytes instead of two thousand: its fields are
-pickled, and compressed with those of a job before it as the dictionary. These bytes never leave the process.
+pickled, and compressed with those of a job before it as the dictionary. These bytes never leave the process;
+others are of a checkpoint, which reads them itself.
 A job that is asked for by its id is unpacked first and may be changed: it stays so until it is packed again.
 Where all are gone through, packed ones are copies, for reading.
 """
@@ -34,6 +35,13 @@ _HEAD = struct.Struct("<BdI")
 """Before the bytes of a job: its state by number, when it ended, and the number of its dictionary."""
 
 _STATES = tuple(JobState)
+_NUMBERS = {state: number for number, state in enumerate(_STATES)}
+
+_KEPT = 2**32 - 1
+"""In place of the number of a dictionary: the bytes are not of this module."""
+
+Kept = tuple[int, JobState, float, bytes]
+"""A job that is over: its id, its state, when it ended, and bytes that stand for it."""
 
 
 class Jobs(dict[int, Job]):
@@ -49,6 +57,8 @@ class Jobs(dict[int, Job]):
         """The dictionaries: a job as it is before it is compressed."""
         self._left_of_alike = 0
         self._packed_states = Counter[JobState]()
+        self.read: Callable[[bytes], Job] | None = None
+        """What makes jobs of the bytes that are kept."""
         self.last_id = 0
         """The largest of all ids; 0: there is none."""
 
@@ -65,8 +75,8 @@ class Jobs(dict[int, Job]):
             self._pack(job)
 
     def _pack(self, job: Job) -> None:
-        if job.id > 2 * len(self) + _SAME_FOR:
-            return  # ids count from 1 without a gap: not those of a journal that somebody has made up
+        if self._is_odd(job.id):
+            return
         try:
             data = _dumped(job)
         except (pickle.PicklingError, TypeError, AttributeError):
@@ -77,17 +87,52 @@ class Jobs(dict[int, Job]):
             self._left_of_alike = _SAME_FOR
         self._left_of_alike -= 1
         compress = zlib.compressobj(6, wbits=_RAW, memLevel=6, zdict=self._alike[-1])
-        head = _HEAD.pack(_STATES.index(job.state), job.ended_s or 0.0, len(self._alike) - 1)
-        self._packed.extend([b""] * (job.id + 1 - len(self._packed)))
-        self._packed[job.id] = head + compress.compress(data) + compress.flush()
+        head = _HEAD.pack(_NUMBERS[job.state], job.ended_s or 0.0, len(self._alike) - 1)
+        self._put(job.id, head + compress.compress(data) + compress.flush())
         self._packed_states[job.state] += 1
         del self[job.id]
 
+    def keep(self, jobs: Iterable[Kept], read: Callable[[bytes], Job]) -> None:
+        """Take jobs in that are over, as bytes of which `read` makes jobs when they are asked for."""
+        self.read = read
+        for job_id, state, ended_s, data in jobs:
+            self.last_id = max(self.last_id, job_id)
+            if self._is_odd(job_id):
+                self[job_id] = read(data)
+                continue
+            self._put(job_id, _HEAD.pack(_NUMBERS[state], ended_s, _KEPT) + data)
+            self._packed_states[state] += 1
+
+    def kept(self) -> Iterator[Kept]:
+        """Those whose bytes are still what stands for them."""
+        for job_id in self._ids():
+            data = self._packed[job_id]
+            number, ended_s, alike = _HEAD.unpack_from(data)
+            if alike == _KEPT:
+                yield job_id, _STATES[number], ended_s, data[_HEAD.size :]
+
     def _unpacked(self, data: bytes) -> Job:
-        alike = self._alike[_HEAD.unpack_from(data)[2]]
+        number = _HEAD.unpack_from(data)[2]
+        if number == _KEPT and self.read:
+            return self.read(data[_HEAD.size :])
+        alike = self._alike[number]
         job = pickle.loads(zlib.decompressobj(_RAW, zdict=alike).decompress(data[_HEAD.size :]))
         assert isinstance(job, Job)
         return job
+
+    def _is_odd(self, job_id: int) -> bool:
+        """Whether a list of ids would be much too long: they count from 1 without a gap, but for those of a
+        journal that somebody has made up."""
+        return job_id > 2 * len(self) + _SAME_FOR
+
+    def _put(self, job_id: int, data: bytes) -> None:
+        self._packed.extend([b""] * (job_id + 1 - len(self._packed)))
+        self._packed[job_id] = data
+
+    def look(self, job_id: int) -> Job:
+        """A job for reading: a copy, if it is packed."""
+        data = self._data(job_id)
+        return self._unpacked(data) if data else self[job_id]
 
     def _data(self, job_id: int) -> bytes:
         return self._packed[job_id] if 0 < job_id < len(self._packed) else b""
@@ -116,7 +161,7 @@ class Jobs(dict[int, Job]):
 
     def in_state(self, *states: JobState) -> Iterator[Job]:
         """Those in one of these states, in the order of ids."""
-        numbers = {_STATES.index(state) for state in states}
+        numbers = {_NUMBERS[state] for state in states}
         packed = (job_id for job_id in self._ids() if self._packed[job_id][0] in numbers)
         return self.each([*packed, *(i for i, job in super().items() if job.state in states)])
 
@@ -132,9 +177,7 @@ class Jobs(dict[int, Job]):
 
     def each(self, ids: Iterable[int]) -> Iterator[Job]:
         """Those of these ids, in order."""
-        for job_id in sorted(ids):
-            data = self._data(job_id)
-            yield self._unpacked(data) if data else self[job_id]
+        return map(self.look, sorted(ids))
 
     # --- what a dict has --------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ class Run:
         self.spawned_on: dict[int, str] = {}
         """By job the host that the processes of its attempt were started from."""
         self.unfinished = 0
+        self.attempts = 0
+        """The number of attempts of all jobs together."""
         self.kept: dict[int, tuple[str, ...]] = {}
         """By job: keys of which the job file last seen says otherwise than the run, which keeps its own."""
         self.updated: dict[int, tuple[str, ...]] = {}
@@ -123,6 +125,10 @@ class Run:
     def enter(self, job: Job) -> None:
         """Count a job as active: an attempt of it has begun."""
         self.active[job.id] = job
+
+    def count_attempt(self) -> None:
+        """Count one more attempt of a job."""
+        self.attempts += 1
 
     def leave(self, job: Job) -> None:
         """Count a job as active no more: its attempt is over."""

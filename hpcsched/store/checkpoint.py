@@ -10,6 +10,7 @@ import gc
 import sys
 import zlib
 from collections.abc import Collection
+from copy import deepcopy
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -22,8 +23,9 @@ from hpcsched.core.environments import PythonEnvironment
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.core.mechanisms.registry import added
-from hpcsched.core.model import Array, Container, Restart
+from hpcsched.core.model import Array, Container, JobState, Restart
 from hpcsched.core.needs import Needs
+from hpcsched.core.packed import Jobs, Kept
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.decoding import decode_message, read_file
 from hpcsched.errors import BadInput
@@ -55,10 +57,13 @@ class _Body(msgspec.Struct, array_like=True):
     tables: Tables
     commands: list[str]
     machine: Any
-    jobs: list[tuple[int, bytes]]
+    """And the jobs that are not over."""
+    jobs: list[tuple[int, JobState, float, bytes]]
+    """Those that are: see `core.packed.Kept`."""
 
 
 _HEAD, _BODY = msgspec.msgpack.Decoder(Head), msgspec.msgpack.Decoder(_Body)
+_ANY = msgspec.msgpack.Decoder()
 
 
 @cache
@@ -71,44 +76,71 @@ def code() -> str:
     return digest.hexdigest()
 
 
-def encode(machine: Machine, make_policy: PolicyMaker, commands: Collection[str]) -> bytes:
-    """The state of a machine, and the inbox commands that were carried out. Raises NotPlain."""
+class _Reader:
+    """Makes jobs of what a checkpoint has of those that are over, when they are asked for."""
 
-    def number_of(job: Job) -> int | None:
-        return job.id if job.state.final and jobs.get(job.id) is job else None
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._decoder = Decoder(tables, {})
 
+    def __call__(self, data: bytes) -> Job:
+        job = self._decoder.graph(decode_message(_ANY, data))
+        if not isinstance(job, Job):
+            raise BadInput("it is no job")
+        return job
+
+
+def encode(
+    machine: Machine, make_policy: PolicyMaker, commands: Collection[str], *, again: bool = False
+) -> bytes:
+    """The state of a machine, and the inbox commands that were carried out. Raises NotPlain.
+
+    `again`: jobs that came out of a checkpoint and have not changed go into this one as they are.
+    """
     if added():
         raise NotPlain("a mechanism of another package")
     jobs = machine.run.jobs
-    tables = Tables()
-    encoder = Encoder(
-        tables,
-        {"make_policy": make_policy},
-        shared=SHARED,
-        apart={Job: number_of},
-    )
-    rest = encoder.graph(machine)
-    apart = [(job.id, msgspec.msgpack.encode(encoder.graph(job))) for job in jobs.values() if job.state.final]
-    return msgspec.msgpack.encode(_Body(tables, sorted(commands), rest, apart))
+    reader = jobs.read if again and isinstance(jobs.read, _Reader) else None
+    tables = deepcopy(reader.tables) if reader else Tables()
+    kept = {one[0]: one for one in jobs.kept()} if reader else {}
+    left = jobs.left()
+    unfinished = {job.id for job in left}
+
+    def number_of(job: Job) -> int | None:
+        return job.id if job.id in jobs and job.id not in unfinished else None
+
+    externals = {"make_policy": make_policy, "jobs": jobs}
+    encoder = Encoder(tables, externals, shared=SHARED, apart={Job: number_of})
+    rest = encoder.graph((machine, left))
+    over = list[Kept]()
+    for job_id in jobs:
+        if job_id in unfinished:
+            continue
+        if (one := kept.get(job_id)) is None:
+            job = jobs.look(job_id)
+            one = (job.id, job.state, job.ended_s or 0.0, msgspec.msgpack.encode(encoder.graph(job)))
+        over.append(one)
+    return msgspec.msgpack.encode(_Body(tables, sorted(commands), rest, over))
 
 
 def decode(body: bytes, make_policy: PolicyMaker) -> tuple[Machine, set[str]]:
     """A machine in this state, and the commands. Raises BadInput."""
-    found = decode_message(_BODY, body, most_bytes=MOST_BYTES)
+    found, jobs = decode_message(_BODY, body, most_bytes=MOST_BYTES), Jobs()
     collects = gc.isenabled()
     gc.disable()  # all that is made here is kept: to look for garbage in it takes longer than to make it
     try:
-        decoder = Decoder(found.tables, {})
-        jobs = {job_id: decoder.graph(msgspec.msgpack.decode(data)) for job_id, data in found.jobs}
-        machine = Decoder(found.tables, {"make_policy": make_policy}, apart=jobs.__getitem__).graph(
-            found.machine
-        )
+        jobs.keep(found.jobs, _Reader(found.tables))
+        externals = {"make_policy": make_policy, "jobs": jobs}
+        root = Decoder(found.tables, externals, apart=jobs.__getitem__).graph(found.machine)
     finally:
         if collects:
             gc.enable()
-    if not isinstance(machine, Machine) or not all(isinstance(job, Job) for job in jobs.values()):
-        raise BadInput("it is no state of a run")
-    return machine, set(found.commands)
+    match root:
+        case (Machine() as machine, [*left]) if all(isinstance(job, Job) for job in left):
+            for job in left:
+                jobs.add(job)
+            return machine, set(found.commands)
+    raise BadInput("it is no state of a run")
 
 
 def write(path: Path, body: bytes, mark: Mark) -> None:

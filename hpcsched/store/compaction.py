@@ -39,7 +39,7 @@ def prepare(path: Path, make_policy: PolicyMaker, *, archives: bool) -> None:
     place = contents.place_of(mark)
     if place is None or mark.records == contents.begin.records:
         return  # it was begun anew meanwhile
-    body = checkpoint.encode(replayed.machine, make_policy, replayed.commands)
+    body = checkpoint.encode(replayed.machine, make_policy, replayed.commands, again=True)
     if archives:
         archive.write_part(path, mark, contents.data[contents.first : place])
     archive.make(path)

@@ -44,7 +44,7 @@ _PASSING = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """How far a run is: jobs that have ended, saves seen, and by job the steps on disk."""
+    """How far a run is: jobs that have ended; of the others the saves seen, and by job the steps on disk."""
 
     ended: int
     suspensions: int
@@ -52,9 +52,9 @@ class RunProgress:
 
     @classmethod
     def of(cls, machine: Machine) -> RunProgress:
-        jobs = list(machine.run.jobs.values())
+        jobs = machine.run.jobs.left()
         return cls(
-            ended=len(jobs) - machine.run.unfinished,
+            ended=len(machine.run.jobs) - len(jobs),
             # A program that does not tell its steps may have got further all the same when it saved.
             suspensions=sum(job.suspensions for job in jobs if job.saved_step is None),
             saved_steps={job.id: job.saved_step or 0 for job in jobs},

@@ -31,7 +31,7 @@ def sentences(machine: Machine, event: ev.Event, actions: Sequence[Action]) -> l
         if job.attempt == event.attempt or job.state.active:
             lines.append(f"{_name(job)} {_ending(job, event, noun, draining=machine.deadline.draining)}")
     elif isinstance(event, ev.AgentStarted):
-        for job in machine.run.jobs.values():
+        for job in machine.run.jobs.since(machine.run.now):
             news = itertools.takewhile(lambda note: note.at == machine.run.now, reversed(job.story))
             told = (note.reason for note in reversed([*news]) if note.reason.why in _TAKEN_OVER)
             lines += [f"{_name(job)}: {reason.said(noun)}" for reason in told]

@@ -61,6 +61,7 @@ class Attempts:
         self._ledger.hold(job, target)
         self._waiting.dequeue(job)
         job.attempt += 1
+        self._run.count_attempt()
         job.role, job.target, job.ready, job.in_place, job.wanted = target.role, None, False, False, ""
         job.processes, job.rate, job.timers = (), None, NOTHING
         if job.spec.restart is not None:
@@ -237,6 +238,7 @@ class Attempts:
         job.role, job.rate, job.timers = new.role, None, NOTHING
         self._list(job)
         job.attempt += 1
+        self._run.count_attempt()
         attempt = self._begin(job, new, step)
         attempt.ready_s, attempt.in_place, attempt.guests = self._run.now, True, old.guests
         self._limit_time(job)
