@@ -21,6 +21,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -159,15 +160,20 @@ class Contents:
 
     def parts(self) -> Iterator[bytes]:
         """The records of each part of the archive. Raises StoreError."""
-        before = Mark()
-        for end in self.archived:
+        for before, end in pairwise([Mark(), *self.archived]):
             yield read_part(self.path, before, end)
-            before = end
 
     def bodies(self) -> Iterator[bytes]:
         """All that is in the archive, and then what is in the file. Raises StoreError."""
         yield from self.parts()
         yield self.data
+
+    def backwards(self) -> Iterator[bytes]:
+        """The same, the newest first."""
+        yield self.data
+        places = [Mark(), *self.archived]
+        for before, end in reversed([*pairwise(places)]):
+            yield read_part(self.path, before, end)
 
     def all(self) -> Iterator[tuple[ev.Event, int]]:
         """Each event of the run, and the end of its record in the file (`first` where it is in the archive).

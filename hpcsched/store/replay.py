@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from hpcsched.store.archive import CHECKPOINT, Mark, folder_of
 
 _ENDS = (ev.WorkersExited, ev.LaunchFailed)
 _MARK = b'"type":"EventVoided"'
+_STARTED = b'"type":"AgentStarted"'
 _ADDED = b'"mechanisms":["'
 
 
@@ -135,6 +137,24 @@ def valid_events(path: Path) -> Iterator[ev.Event]:
     for number, (event, _) in enumerate(contents.all(), 1):
         if number not in void:
             yield event
+
+
+def last_start(path: Path) -> ev.AgentStarted | None:
+    """How the newest agent of a run began; None before the first one. Raises StoreError.
+
+    Read from the end on: nothing is said of records before it, nor whether what comes after it can be read.
+    """
+    void = set[int]()
+    for records in journal.Contents(path).backwards():
+        void |= _voids_in(records)
+        at = len(records)
+        while (at := records.rfind(_STARTED, 0, at)) >= 0:
+            begin, end = records.rfind(b"\n", 0, at) + 1, records.find(b"\n", at) + 1
+            with contextlib.suppress(ValueError, BadInput):
+                seq, event = journal.decode(records[begin:end])
+                if isinstance(event, ev.AgentStarted) and seq not in void:
+                    return event
+    return None
 
 
 def voided(path: Path) -> set[int]:

@@ -68,16 +68,10 @@ def check_file(file: JobFile, path: Path) -> None:
 
 def of_run(rundir: RunDir) -> tuple[str, Mapping[str, Any]] | None:
     """The policy that a run had last, with its options; None before it began."""
-    from hpcsched.core.events import AgentStarted
-    from hpcsched.store.replay import valid_events
+    from hpcsched.store.replay import last_start
 
-    if not rundir.journal.exists():
-        return None
-    own = None
-    for event in valid_events(rundir.journal):
-        if isinstance(event, AgentStarted):
-            own = (event.policy, event.policy_options)
-    return own
+    start = last_start(rundir.journal) if rundir.journal.exists() else None
+    return (start.policy, start.policy_options) if start else None
 
 
 def for_run(

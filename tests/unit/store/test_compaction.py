@@ -8,6 +8,7 @@ import gzip
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from hpcsched.store import archive, checkpoint, compaction, journal
 from hpcsched.store.archive import Mark, Unreadable
 from hpcsched.store.journal import Journal
 from hpcsched.store.repair import check, repair
-from hpcsched.store.replay import replay, valid_events, voided
+from hpcsched.store.replay import last_start, replay, valid_events, voided
 from hpcsched.store.rundir import NewerRun, RunDir
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
@@ -106,6 +107,28 @@ def test_all_is_told_as_if_it_were_one_file(rundir: RunDir, events: list[ev.Even
     assert found.length == again.length == path.stat().st_size
     assert found.mark.records == every * count
     assert check(path, make_policy).records == len(events) and not check(path, make_policy).wrong
+
+
+def test_the_newest_start_is_found_wherever_it_is(rundir: RunDir, events: list[ev.Event]) -> None:
+    path, at = rundir.journal, events[-1].at
+    first = events[0]
+    assert isinstance(first, ev.AgentStarted)
+    writer = written(path, events, every=5)
+    assert last_start(path) == first
+    second = replace(first, at=at, policy="equal")
+    writer.append(
+        [second, ev.InboxRead(at=at), ev.ResumeRequested(at=at, job_id=1, cause='"type":"AgentStarted"')]
+    )
+    assert last_start(path) == second
+    compact(path, writer)
+    assert last_start(path) == second
+    void = ev.EventVoided(at=at, record=len(events) + 1, kind="AgentStarted", error="wrong")
+    writer.append([void])
+    assert last_start(path) == first
+    other = RunDir(rundir.root.with_name("other"))
+    other.make()
+    other.journal.touch()
+    assert last_start(other.journal) is None
 
 
 def test_it_is_for_its_owner_alone_or_for_the_group_as_the_run_is(
