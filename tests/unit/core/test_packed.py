@@ -237,3 +237,26 @@ def test_a_job_that_is_run_again_is_no_longer_packed() -> None:
     driver.exits("a", 0)
     jobs.pack()
     assert jobs.counts() == {JobState.COMPLETED: 1, JobState.STARTING: 1}
+
+
+def test_jobs_that_are_kept_as_bytes_are_read_when_they_are_asked_for() -> None:
+    jobs, read = Jobs(), list[bytes]()
+    one = of_all_kinds(7)
+
+    def reads(data: bytes) -> Job:
+        read.append(data)
+        return of_all_kinds(int(data))
+
+    jobs.keep([(7, one.state, 8.5, b"7"), (9, JobState.COMPLETED, 2.0, b"9")], reads)
+    jobs.add(of_all_kinds(10))
+    assert not read and len(jobs) == 3 and list(jobs) == [7, 9, 10] and jobs.last_id == 10
+    assert jobs.counts()[JobState.COMPLETED] >= 1 and 9 in jobs and not read
+    assert [kept[0] for kept in jobs.kept()] == [7, 9]
+    assert same(jobs.look(7), one) and jobs.look(7) is not jobs.look(7)
+    assert jobs[7] is jobs[7] and list(jobs.kept()) == [(9, JobState.COMPLETED, 2.0, b"9")]
+    assert next(job.id for job in jobs.since(3.0)) == 7
+    before = len(read)
+    jobs.unpack()
+    assert not [*jobs.kept()] and len(read) == before + 1
+    jobs.pack()
+    assert same(jobs.look(7), one)

@@ -103,6 +103,29 @@ def test_all_recorded_journals_go_on_from_one_place_alone(group: str) -> None:
     assert not found, "\n".join(found[:20])
 
 
+@pytest.mark.long
+def test_jobs_that_are_over_stay_bytes_until_they_are_asked_for(tmp_path: Path) -> None:
+    """And go into the next checkpoint as they are, with those that are over since."""
+    Rehearsal(SCENE, tmp_path)
+    path = tmp_path / "whole.jsonl"
+    whole = replay(path, make_policy)
+    early = replay(path, make_policy, before=whole.records * 2 // 3).machine
+    over = {job.id for job in early.run.jobs.values() if job.state.final}
+    assert 0 < len(over) < len(early.run.jobs)
+    keep(path, whole.records * 2 // 3 - 1)
+    late = replay(path, make_policy).machine
+    assert {kept[0] for kept in late.run.jobs.kept()} == over
+    before = {kept[0]: kept for kept in late.run.jobs.kept()}
+    body = checkpoint.encode(late, make_policy, (), again=True)
+    made, _ = checkpoint.decode(body, make_policy)
+    kept_now = {kept[0]: kept for kept in made.run.jobs.kept()}
+    assert kept_now.keys() == late.run.jobs.keys() and before.items() <= kept_now.items()
+    assert bytes_of_live(made) == bytes_of_live(late) == bytes_of_live(whole.machine)
+    made.run.jobs[min(over)].held = True  # one that was looked at is no longer what it was
+    changed, _ = checkpoint.decode(checkpoint.encode(made, make_policy, (), again=True), make_policy)
+    assert changed.run.jobs[min(over)].held
+
+
 SCENE = Scene(
     jobs=(
         a_job("a", "short", 200, checkpoint_every_s=13.0),

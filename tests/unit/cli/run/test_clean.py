@@ -244,3 +244,14 @@ def test_copies_and_links_take_nothing_along(here: Path) -> None:
     assert (here / "place" / RUN_ID / "1" / "step-1.pt").exists() and registry.find(RUN_ID)
     assert clean(run, "--yes")[0] == 0 and not (here / "place" / RUN_ID).exists()
     assert registry.find(RUN_ID) is None and (here / "place").is_dir()
+
+
+def test_the_archive_of_a_journal_goes_with_it(here: Path) -> None:
+    run = RunDir(over(here / "r"))
+    archive = run.root / "journal"
+    archive.mkdir()
+    (archive / "000000000009.jsonl.gz").write_bytes(b"x" * 100)
+    remove(left_by(run), What.OTHERS)
+    assert [*archive.iterdir()]
+    remove(left_by(run), What.ALL)
+    assert not run.root.exists()
