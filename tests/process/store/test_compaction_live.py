@@ -34,7 +34,7 @@ main()
 @pytest.mark.parametrize("kills", [0, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_run_whose_journal_is_compacted_goes_on_after_each_kill(bench: Bench, kills: int) -> None:
     jobs = [job(f"j{n}", "sleep 0.1", gpus=1, retries=9) for n in range(10 + 15 * kills)]
-    waits = f"while ! ls {bench.dir}/journal/*.gz; do sleep 0.1; done"
+    waits = f"until head -c 99 {bench.dir}/journal.jsonl | grep -q Archived; do sleep 0.1; done"
     jobs.append(job("last", waits, gpus=1, retries=9))
     first = ["run", bench.set_of(*jobs), "--devices", "cpu:2", "-q"]
     again = ["run", "--resume", "--devices", "cpu:2", "-q"]
