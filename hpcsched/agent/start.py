@@ -68,6 +68,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError
+from hpcsched.launch.plans import claim_checkpoints
 from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
 from hpcsched.store.device_use import UseRecord
@@ -141,6 +142,8 @@ def run(
         if earlier is None:
             orphans()
         run_id = before.id if before else machine.run.run_id or uuid.uuid4().hex
+        if request.checkpoints:
+            claim_checkpoints(request.checkpoints, run_id)
         observer = observe(machine)
 
         def say(text: str) -> None:

@@ -17,13 +17,13 @@ from typing import Any, SupportsFloat
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from hpcsched.integrations import leaving
 from hpcsched.integrations.agreement import Agreement
 from hpcsched.integrations.metrics import Metrics
+from hpcsched.worker.checkpoint.plain_dcp import PlainReader
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say
 
@@ -60,10 +60,10 @@ class Elastic:
         self._metrics = Metrics(self._link)
         found = self._link.checkpoint
         if found is not None and self._link.step > step:
-            names = FileSystemReader(found).read_metadata().state_dict_metadata
+            names = PlainReader(found).read_metadata().state_dict_metadata
             before = sum(name.startswith(f"{_RNG}.cpu.") for name in names)
             rng = _random_state() if before == self._ranks else {}
-            load({**self._state, **rng}, checkpoint_id=found)
+            load({**self._state, **rng}, storage_reader=PlainReader(found))
             _restore_random(rng)
             self.step = self._link.step
             if not rng and self._link.rank == 0:

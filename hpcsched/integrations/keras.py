@@ -20,6 +20,7 @@ import numpy as np
 
 from hpcsched.errors import ConfigError
 from hpcsched.integrations.metrics import Metrics
+from hpcsched.ownership import make_private
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say, sync_folder
 from hpcsched.worker.process.metrics_log import Pace
@@ -198,7 +199,7 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         folder, part = place / f"step-{self._step:09d}", place / f".step-{self._step:09d}"
         for left in (folder, part):
             shutil.rmtree(left, ignore_errors=True)
-        part.mkdir(mode=0o700, parents=True)
+        make_private(part)
         try:
             self.model.save_weights(part / _WEIGHTS)
             (part / _REST).write_bytes(pickle.dumps(rest))

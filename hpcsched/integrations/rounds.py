@@ -14,6 +14,7 @@ from typing import Any
 
 from hpcsched.errors import ConfigError
 from hpcsched.integrations.metrics import Metrics
+from hpcsched.ownership import make_private
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import say, write_atomically
 from hpcsched.worker.process.metrics_log import Pace
@@ -135,7 +136,7 @@ class Rounds:
         began = time.monotonic()
         folder, env = self.link.checkpoint_dir, self.link.env
         assert folder is not None and env is not None  # else nothing is wished
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
         path = folder / f"round-{step:09d}.zip"
         write_atomically(path, _packed(self._made))
         self.link.saved(step, path)

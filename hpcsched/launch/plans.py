@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +16,11 @@ from hpcsched.contract.seats import Seat
 from hpcsched.contract.version import VERSION
 from hpcsched.core.model import AUTO, Device, JobSpec, Kind, PythonEnvironment
 from hpcsched.core.processes import launcher_of
+from hpcsched.errors import ConfigError
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.environment import attempt_variables
 from hpcsched.launch.remote.keys import store_key
+from hpcsched.ownership import make_private
 
 
 def job_dir(run_dir: Path, job_id: int) -> Path:
@@ -28,6 +33,22 @@ def checkpoint_dir(run_dir: Path, run_id: str, job_id: int, checkpoints: Path | 
     if checkpoints is None:
         return job_dir(run_dir, job_id) / files.CHECKPOINT
     return checkpoints / run_id / str(job_id)
+
+
+def claim_checkpoints(checkpoints: Path, run_id: str) -> None:
+    """See to it that the folder of a run's checkpoints in the lasting `checkpoints` is this user's alone.
+
+    Raises ConfigError if somebody else could put there what jobs go on from.
+    """
+    folder = checkpoints / run_id
+    with contextlib.suppress(OSError):  # no room, as for checkpoints: jobs wait for that
+        make_private(folder)
+    with contextlib.suppress(OSError):
+        seen = folder.lstat()
+        ours = stat.S_ISDIR(seen.st_mode) and seen.st_uid in (os.geteuid(), 0)
+        if not ours or seen.st_mode & stat.S_IWOTH:
+            got = f"{folder} is a link, somebody else's, or one that everybody may write"
+            raise ConfigError(where="--checkpoints", got=got, accepted="a folder of yours alone")
 
 
 def plan_attempt(

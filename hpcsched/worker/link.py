@@ -23,7 +23,8 @@ from hpcsched.contract.environment import Reader
 from hpcsched.contract.ranks import TORCHRUN
 from hpcsched.contract.state import State
 from hpcsched.contract.words import Ready
-from hpcsched.errors import BadInput
+from hpcsched.errors import BadInput, ConfigError
+from hpcsched.ownership import foreign, make_private
 from hpcsched.worker.process.contract import JobEnv, ProgressWriter, say, sync_folder
 from hpcsched.worker.process.metrics_log import MetricsLog
 from hpcsched.worker.session.stopping import StopFlag
@@ -79,7 +80,8 @@ class Link:
     Signals are heard in the main thread only; a link that is made in another one hears by the stop file, and
     says so.
 
-    Raises ConfigError for variables that make no sense, WrongContract for an agent that does not fit.
+    Raises ConfigError for variables that make no sense, and for a checkpoint on record that has somebody
+    else's files: frameworks run what is in one. WrongContract for an agent that does not fit.
     """
 
     def __init__(self) -> None:
@@ -208,7 +210,7 @@ class Link:
         """
         if self.env is None:
             raise RuntimeError("without hpcsched there is no place for checkpoints")
-        self.env.checkpoint_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.env.checkpoint_dir)
         # Of an attempt of its own: what an earlier one was writing when it died is not written over.
         return self.env.checkpoint_dir / f"step-{step}-attempt-{self.env.attempt}"
 
@@ -317,6 +319,9 @@ def _newest(env: JobEnv) -> State | None:
         if env.rank == 0:
             say(f"the checkpoint of step {state.step} is gone ({state.checkpoint}), so this begins anew")
         return None
+    if state.checkpoint is not None and (why := foreign(Path(state.checkpoint))):
+        accepted = "files of yours alone, as what is in them may be run"
+        raise ConfigError(where=f"checkpoint of step {state.step}", got=why, accepted=accepted)
     return state
 
 

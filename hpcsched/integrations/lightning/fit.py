@@ -17,6 +17,7 @@ from hpcsched.integrations.lightning import frozen, loggers, loops
 from hpcsched.integrations.lightning.batches import Position, shared, unsuited
 from hpcsched.integrations.lightning.framework import pl
 from hpcsched.integrations.metrics import Metrics
+from hpcsched.ownership import make_private
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process import rng
 from hpcsched.worker.process.contract import say
@@ -277,7 +278,7 @@ class Fit:
         failed: str | None = None
         try:
             if self._link.rank == 0:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private(folder)
                 loggers.keep(trainer, folder)
             with _written_at_once(trainer.strategy):
                 trainer.save_checkpoint(folder / self._file)

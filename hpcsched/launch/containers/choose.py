@@ -19,6 +19,7 @@ from hpcsched.launch.containers.bubblewrap import Bubblewrap
 from hpcsched.launch.containers.enroot import Enroot
 from hpcsched.launch.containers.pyxis import Pyxis
 from hpcsched.launch.spawn import ProcessStart
+from hpcsched.ownership import make_private
 
 RUNTIMES: Mapping[str, Runtime] = {
     "apptainer": Apptainer(),
@@ -87,7 +88,7 @@ def _one(
     told = {name for name, value in env.items() if inherited.get(name) != value}
     folders = [str(plan.folder.parent.parent)]
     if checkpoints := env.get(variables.CHECKPOINT_DIR):
-        Path(checkpoints).mkdir(mode=0o700, parents=True, exist_ok=True)  # what is mounted has to be there
+        make_private(Path(checkpoints))  # what is mounted has to be there
         folders.append(checkpoints)
     inside = Inside(
         container=container,

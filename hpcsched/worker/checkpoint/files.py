@@ -22,6 +22,7 @@ from typing import IO, Any, BinaryIO, cast
 import torch
 
 from hpcsched.errors import StoreError
+from hpcsched.ownership import make_private
 from hpcsched.worker.process.contract import private, say, sync_folder
 from hpcsched.worker.process.storable import storable
 
@@ -57,7 +58,7 @@ class CheckpointStore:
         record_file = path.with_suffix(".json")
         record_temporary = temporary_of(record_file, os.getpid())
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.folder)
             with open(temporary, "wb", opener=private) as raw:
                 file = _ChecksummingFile(raw)
                 torch.save(state, cast(IO[bytes], file))
@@ -85,7 +86,7 @@ class CheckpointStore:
         path = self.folder / name
         temporary = temporary_of(path, os.getpid())
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(self.folder)
             with open(temporary, "wb", opener=private) as file:
                 torch.save(storable(state), file)
                 file.flush()

@@ -18,8 +18,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     Returns a dict with `model` and `optimizer` (state dicts), `step`, `samples`, `scheduler` (state
     dict or None), `sampler`, `rng` and `extra`.
 
-    Raises StoreError when there is none, or it is damaged. No code in a file is run; the index of a
-    sharded one (`.dcp`) is torch's, and unpickled by torch: read only those of people you trust.
+    Raises StoreError when there is none, or it is damaged. No code in a file is run.
     """
     path = Path(path)
     if path.is_dir() and path.suffix != SHARDED:

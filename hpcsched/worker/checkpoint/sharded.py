@@ -20,14 +20,15 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from hpcsched.errors import ConfigError, StoreError
+from hpcsched.ownership import make_private
 from hpcsched.worker.checkpoint import files
 from hpcsched.worker.checkpoint.files import CheckpointStore
+from hpcsched.worker.checkpoint.plain_dcp import PlainReader, TensorPlanner
 from hpcsched.worker.process.contract import say, sync_folder, write_atomically
 from hpcsched.worker.process.storable import storable
 from hpcsched.worker.ranks.messages import from_first, packed, unpacked
@@ -40,7 +41,7 @@ except ImportError:  # before torch 2.6
     from torch.distributed._tensor import DTensor  # type: ignore[no-redef,attr-defined]
 
 _REST = "rest.pt"
-_FAILURES = (CheckpointException, OSError, RuntimeError, ValueError, LookupError)
+_FAILURES = (CheckpointException, StoreError, OSError, RuntimeError, ValueError, LookupError)
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -171,7 +172,12 @@ class ShardedStore:
                         tensors[key] = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
                     else:
                         tensors[key] = torch.empty(size, dtype=dtype)
-            load(tensors, checkpoint_id=path, process_group=self._group)
+            load(
+                tensors,
+                storage_reader=PlainReader(path),
+                planner=TensorPlanner(),
+                process_group=self._group,
+            )
             state = _put_together(path, tensors)
         except _FAILURES as problem:
             raise StoreError(f"{path}: cannot be loaded: {_reason(problem)}") from problem
@@ -190,7 +196,7 @@ class ShardedStore:
                 if not new.path.exists() or files.damage(new.path):
                     new.temporary = files.temporary_of(new.path, os.getpid())
                     shutil.rmtree(new.temporary, ignore_errors=True)
-                    new.temporary.mkdir(mode=0o700, parents=True)
+                    make_private(new.temporary)
         except (StoreError, OSError) as problem:
             new.error = f"{new.path}: cannot be saved: {_reason(problem)}"
         if error := self._tell(new.error or ""):
@@ -252,7 +258,8 @@ def read_whole(path: Path) -> dict[str, Any]:
         tensors = {key: torch.empty(size, dtype=dtype) for key, (size, dtype) in _index(path).items()}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            load(cast("dict[str, Any]", tensors), checkpoint_id=path, no_dist=True)
+            whole = cast("dict[str, Any]", tensors)
+            load(whole, storage_reader=PlainReader(path), planner=TensorPlanner(), no_dist=True)
         return _put_together(path, tensors)
     except _FAILURES as problem:
         raise StoreError(f"{path}: cannot be read: {_reason(problem)}") from problem
@@ -303,7 +310,7 @@ def _tensors(part: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 def _index(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Sizes and types of the tensors in a checkpoint."""
-    found = FileSystemReader(path).read_metadata().state_dict_metadata
+    found = PlainReader(path).read_metadata().state_dict_metadata
     return {
         key: (what.size, what.properties.dtype)
         for key, what in found.items()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import hpcsched
+from hpcsched.errors import ConfigError
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import JobEnv
 from hpcsched.worker.session import stopping
@@ -267,6 +268,19 @@ def test_a_checkpoint_that_is_not_whole_is_not_gone_on_from(
     assert link.checkpoint is None and link.step == 0
     said = capsys.readouterr().err
     assert said.count("this begins anew") == 1 and len(said) < 500
+
+
+def test_one_with_somebody_elses_file_is_refused(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What frameworks put into checkpoints is run when it is read: by Keras, Lightning and others."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to somebody else")
+    place = save(Link(), 4)
+    os.chown(place / "model", 54321, -1)
+    with pytest.raises(ConfigError, match=r"checkpoint of step 4: .*/model belongs to user 54321") as refused:
+        again(monkeypatch)
+    assert "\n" not in str(refused.value)
+    os.chown(place / "model", os.geteuid(), -1)
+    assert again(monkeypatch).checkpoint == place
 
 
 def test_what_was_being_written_is_passed_over(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
