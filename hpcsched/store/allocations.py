@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from hpcsched.store.database import Database
+from hpcsched.store.database_rows import entries
 from hpcsched.store.models import AllocationRow
 
 MOST_READ = 1000
@@ -55,4 +56,4 @@ def allocations(database: Database, kind: str) -> Sequence[AllocationEntry]:
     query = sa.select(AllocationRow.__table__).where(AllocationRow.kind == kind)
     query = query.order_by(AllocationRow.started_at.desc()).limit(MOST_READ)
     with database.transaction() as connection:
-        return tuple(AllocationEntry(**row) for row in connection.execute(query).mappings())
+        return entries(database.path, AllocationEntry, connection.execute(query).mappings())

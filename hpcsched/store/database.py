@@ -24,6 +24,7 @@ from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.shared_use import SharedUse
 from hpcsched.errors import StoreError
+from hpcsched.store.database_rows import entries
 from hpcsched.store.models import (
     HistoryRow,
     LayerProfileRow,
@@ -183,7 +184,7 @@ class Database:
             .order_by(SampleRow.id)
         )
         with self.transaction() as connection:
-            return tuple(RateSample(**row) for row in connection.execute(query).mappings())
+            return entries(self.path, RateSample, connection.execute(query).mappings())
 
     def record_layers(self, profile: Mapping[str, Any], *, at: datetime | None = None) -> None:
         """Store a layer profile (its JSON form) in place of an earlier one of its model and device.
@@ -247,7 +248,8 @@ class Database:
         query = sa.select(*columns).where(SharedUseRow.device == device).order_by(SharedUseRow.models)
         with self.transaction() as connection:
             found = connection.execute(query).mappings().all()
-        return tuple(SharedUse(**{**row, "models": tuple(row["models"].split("\n"))}) for row in found)
+        split = ({**row, "models": str(row["models"]).split("\n")} for row in found)
+        return entries(self.path, SharedUse, split)
 
     # History
 
@@ -275,7 +277,7 @@ class Database:
         table = RunRow.__table__
         with self.transaction() as connection:
             found = connection.execute(sa.select(table).order_by(RunRow.started_at.desc())).mappings()
-            return tuple(RunEntry(**row) for row in found)
+            return entries(self.path, RunEntry, found)
 
     def history(self, *, run_id: str | None = None, last: int | None = None) -> tuple[FinishedJob, ...]:
         """The finished jobs (of one run) in order of their end; only the newest `last` ones."""
@@ -288,7 +290,7 @@ class Database:
             query = query.limit(last)
         with self.transaction() as connection:
             found = connection.execute(query).mappings().all()
-        return tuple(FinishedJob(**row) for row in reversed(found))
+        return entries(self.path, FinishedJob, reversed(found))
 
     def record_trials(self, run_id: str, trials: Iterable[TrialEntry]) -> None:
         """Store the trials of a recorded run's search, in place of its earlier ones."""
@@ -304,7 +306,7 @@ class Database:
         if run_id is not None:
             query = query.where(TrialRow.run_id == run_id)
         with self.transaction() as connection:
-            return tuple(TrialEntry(**row) for row in connection.execute(query).mappings())
+            return entries(self.path, TrialEntry, connection.execute(query).mappings())
 
     # The schema
 
@@ -355,6 +357,8 @@ class Database:
             yield
         except (SQLAlchemyError, sqlite3.Error, OSError) as error:
             raise StoreError(f"{self.path}: {_why(error)}") from error
+        except (ValueError, RecursionError) as error:  # of a column of JSON
+            raise StoreError(f"{self.path}: what is in it is no JSON; {_ADVICE['malformed']}") from error
 
 
 def iso(at: datetime) -> str:
@@ -397,6 +401,7 @@ def _engine(path: Path, busy_s: float) -> sa.Engine:
         # No transactions of the driver's own making: `begin` below says which kind it is.
         connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA trusted_schema = OFF")  # others of a group may have made it
         # WAL needs memory shared by all readers, which a network filesystem does not give.
         connection.execute("PRAGMA journal_mode = DELETE")
         return connection

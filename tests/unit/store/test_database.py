@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,14 +16,16 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from click.testing import CliRunner
 
+from hpcsched.cli.main import cli
 from hpcsched.core.profile import Profile
 from hpcsched.core.shared_use import SharedUse
-from hpcsched.errors import StoreError
+from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.store import database
 from hpcsched.store.allocations import AllocationEntry, allocations, record_allocation
 from hpcsched.store.database import HEAD, REVISIONS, Database, FinishedJob, RunEntry, TrialEntry, iso
-from hpcsched.store.models import Base
+from hpcsched.store.models import Base, HistoryRow
 from hpcsched.store.profiles import RateSample
 
 PROFILE = Profile(
@@ -262,6 +265,52 @@ def test_a_damaged_file_is_refused(db: Database, path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(StoreError, match="damaged"), Database(path) as damaged:
         damaged.profiles()
+
+
+@pytest.mark.parametrize(
+    "value", ["\x1b]0;x\x07", "[[[", "[" * 5000, b"\xff\xfe", '{"model": 1}', "{}", "NaN", -1]
+)
+def test_what_a_member_of_the_group_has_put_into_it_is_refused(
+    db: Database, path: Path, value: object
+) -> None:
+    """A database that a group shares is data of others."""
+    db.record_profile(PROFILE, SAMPLES)
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE profile SET document = ?", (value,))
+    other.close()
+    for words in (["list"], ["export", "m"]):
+        said = CliRunner().invoke(cli, ["profile", *words, "--database", str(path)])
+        assert said.exit_code in (1, 2) and isinstance(said.exception, (SystemExit, HpcschedError))
+        assert "\x1b" not in said.output and "Traceback" not in said.output
+        told = said.stderr or str(said.exception)
+        assert told.rstrip("\n").count("\n") == 0 and told
+
+
+@pytest.mark.parametrize("value", ["\x1b]0;x\x07", "x" * 5000, b"\xff\xfe", -1, 1e308, None])
+def test_rows_that_a_member_has_put_in_are_refused_or_shown_as_they_are(
+    db: Database, path: Path, value: object
+) -> None:
+    db.record_run(RUN)
+    db.record_jobs([JOB])
+    names = [column.name for column in HistoryRow.__table__.columns]
+    refused = 0
+    for name in (name for name in names if name not in ("run_id", "job_id")):
+        with sqlite3.connect(path) as other, contextlib.suppress(sqlite3.IntegrityError):
+            old = other.execute(f"SELECT {name} FROM history").fetchone()
+            other.execute(f"UPDATE history SET {name} = ?", (value,))
+        other.close()
+        said = CliRunner().invoke(cli, ["history", "--all", "--database", str(path)])
+        assert "\x1b" not in said.output and isinstance(said.exception, (type(None), SystemExit, StoreError))
+        refused += said.exit_code != 0
+        with sqlite3.connect(path) as other:
+            other.execute(f"UPDATE history SET {name} = ?", old)
+        other.close()
+    assert refused > 8 or value in (-1, 1e308, None)
+
+
+def test_a_schema_of_others_is_not_trusted(db: Database) -> None:
+    with db.transaction() as connection:
+        assert connection.execute(sa.text("PRAGMA trusted_schema")).scalar() == 0
 
 
 def test_a_place_where_nothing_can_be_made_is_refused(tmp_path: Path) -> None:
