@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from budget import slow
 
@@ -263,6 +264,16 @@ def test_other_programs_are_started_from_nothing(steady: Bench) -> None:
     workers = steady.launcher.launch(job)
     assert (reaped(workers), output(job.folder)) == (3, "hello\n")
     workers.close()
+
+
+def test_sockets_and_memory_of_warm_processes_have_no_name_by_which_anybody_finds_them(steady: Bench) -> None:
+    found = [os.getpid(), *children(os.getpid())]
+    assert len(found) > 1
+    lines = [line for pid in found for line in psutil.Process(pid).net_connections(kind="unix")]
+    assert lines and not any(line.laddr and "hpcsched" in line.laddr for line in lines)
+    assert not any(psutil.Process(pid).net_connections(kind="inet") for pid in found[1:])
+    held = [file.path for pid in found for file in psutil.Process(pid).open_files()]
+    assert not any(path.startswith("/dev/shm/") for path in held), "arenas are memfds"
 
 
 def test_off_means_off(make: Callable[..., Bench]) -> None:

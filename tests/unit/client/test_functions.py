@@ -118,6 +118,37 @@ def test_an_outcome_that_makes_no_sense_is_an_error_of_its_own(tmp_path: Path, c
         functions.outcome(rundir, 1)
 
 
+class _Runs:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_an_outcome_of_somebody_else_or_behind_a_link_is_not_unpickled(tmp_path: Path) -> None:
+    rundir, ran = RunDir(tmp_path / "run"), tmp_path / "ran"
+    rundir.job(1).mkdir(parents=True)
+    file, elsewhere = rundir.job(1) / files.OUTCOME, tmp_path / "elsewhere"
+    elsewhere.write_bytes(pickle.dumps(_Runs(ran)))
+    file.symlink_to(elsewhere)
+    with pytest.raises(StoreError):
+        functions.outcome(rundir, 1)
+    file.unlink()
+    elsewhere.rename(file)
+    if os.geteuid() == 0:  # else no file can be given to somebody else
+        os.chown(file, 54321, -1)
+        with pytest.raises(StoreError, match="it comes from user 54321"):
+            functions.outcome(rundir, 1)
+        assert not ran.exists()
+        os.chown(file, 0, -1)
+    with pytest.raises(StoreError):
+        functions.outcome(rundir, 1)
+    assert ran.exists(), "one's own is"
+
+
 def test_a_result_that_cannot_be_loaded_here_is_told(tmp_path: Path) -> None:
     rundir = RunDir(tmp_path)
     rundir.job(1).mkdir(parents=True)

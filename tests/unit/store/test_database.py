@@ -286,6 +286,7 @@ def test_what_a_member_of_the_group_has_put_into_it_is_refused(
         assert told.rstrip("\n").count("\n") == 0 and told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("value", ["\x1b]0;x\x07", "x" * 5000, b"\xff\xfe", -1, 1e308, None])
 def test_rows_that_a_member_has_put_in_are_refused_or_shown_as_they_are(
     db: Database, path: Path, value: object
