@@ -55,10 +55,11 @@ style: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 	$(BIN)/vermin -q -t=3.9- --eval-annotations --no-tips $$($(BIN)/python packaging/closure.py)
 
-# The distributions, and recipes of package managers for them.
+# The distributions, recipes of package managers for them, and what the wheel is made of (CycloneDX).
 dist: $(VENV)/.installed-dev
 	$(BIN)/python packaging/build.py
 	$(BIN)/python packaging/recipes.py
+	$(BIN)/python packaging/sbom.py
 
 # What a reproducible installation takes (docs/packaging.md): each package at one version, with the hashes of its files.
 lock: $(BIN)/python

@@ -33,7 +33,7 @@ ANSWERS_WITHIN_S = 5.0
 QUITS_WITHIN_S = 5.0
 """How long a daemon may take to end when it is told to (chosen)."""
 
-_TEMPORARY = Path("/tmp")
+_TEMPORARY = Path("/tmp")  # nosec B108 # whose the folder is, is looked at
 """Where the folders are: on the host, as a cluster's file system has no pipes; not TMPDIR, which a job may
 set."""
 _ALL_GPUS = "gpus"

@@ -3,16 +3,20 @@
     python packaging/build.py [--out DIR] [hpcsched] [hpcsched-worker] [hydra-hpcsched-launcher]
 
 The interpreter needs `build` and `setuptools`, which are among the development dependencies: nothing is
-fetched.
+fetched. The same tree gives the same wheels, bit for bit: what is in them is as old as the release that
+CITATION.cff names, or SOURCE_DATE_EPOCH (seconds, Unix).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from datetime import datetime
 from pathlib import Path
 
 import closure
@@ -40,7 +44,15 @@ def stage_hydra(folder: Path, root: Path = closure.ROOT) -> None:
 
 def build(source: Path, out: Path) -> None:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    env = {"SOURCE_DATE_EPOCH": str(released()), **os.environ}
+    subprocess.run(command, env=env, check=True, stdout=subprocess.DEVNULL)
+
+
+def released(root: Path = closure.ROOT) -> int:
+    """When this version was released (Unix time of that day, UTC)."""
+    said = re.search(r"^date-released: ([0-9-]+)$", (root / "CITATION.cff").read_text(), re.MULTILINE)
+    assert said is not None
+    return int(datetime.fromisoformat(f"{said[1]}T00:00:00+00:00").timestamp())
 
 
 def main() -> None:
@@ -54,6 +66,7 @@ def main() -> None:
         parser.error(
             f"no such distribution: {', '.join(sorted(unknown))}; there are {', '.join(DISTRIBUTIONS)}"
         )
+    os.umask(0o022)  # archives say who may read their files
     for name in given.names or DISTRIBUTIONS:
         if name in (WORKER, HYDRA):
             with tempfile.TemporaryDirectory() as folder:

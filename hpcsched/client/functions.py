@@ -67,7 +67,7 @@ def outcome(rundir: RunDir, job_id: int) -> Outcome | None:
     path = rundir.job(job_id) / files.OUTCOME
     try:
         data = read_file(path, follow=False, owner=os.geteuid(), most_bytes=MOST_BYTES)
-        _, returned, value, text = pickle.loads(data)
+        _, returned, value, text = pickle.loads(data)  # nosec B301 # a file of this user's
         if not (isinstance(returned, bool) and isinstance(value, bytes) and isinstance(text, str)):
             raise TypeError("not what a function puts down")
     except FileNotFoundError:
@@ -80,7 +80,7 @@ def outcome(rundir: RunDir, job_id: int) -> Outcome | None:
     if not value:
         return Outcome(None, None, text)
     try:
-        loaded = pickle.loads(value)
+        loaded = pickle.loads(value)  # nosec B301 # out of that file
     except Exception as error:
         if not returned:
             return Outcome(None, None, text)  # an exception that is not made of its arguments alone

@@ -217,9 +217,9 @@ class _Elastic:
             finally:
                 hook.remove()
             accelerator.step = 0  # of an accumulation: a step had been made
-            if place.world_size == accelerator.num_processes:
-                # Where Accelerate cannot load its own states of generators it goes on without a word.
-                self._rng = torch.load(self.found / self._rng_file, map_location="cpu", weights_only=False)
+            if place.world_size == accelerator.num_processes:  # Accelerate's own loader may fail in silence
+                file = self.found / self._rng_file  # nobody else's: `Link`
+                self._rng = torch.load(file, map_location="cpu", weights_only=False)  # nosec B614 # as said
             self._draw_on()
         self.begin_epoch()
         self._goes_on = {**place.loaders}

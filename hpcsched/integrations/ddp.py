@@ -274,8 +274,8 @@ class Elastic:
             torch.save(kept, folder / _STATE)
 
     def _load(self, folder: Path) -> None:
-        # The program's own files, in a folder of its user's: states of schedulers may hold any object.
-        kept = torch.load(folder / _STATE, map_location="cpu", weights_only=False)
+        # The program's own files, of nobody else's (`Link`): states of schedulers may hold any object.
+        kept = torch.load(folder / _STATE, map_location="cpu", weights_only=False)  # nosec B614 # as said
         if kept["parts"].keys() != self._parts.keys():
             raise _cannot(f"{sorted(kept['parts'])} in {folder}", f"{sorted(self._parts)}, as they are given")
         for name, part in self._parts.items():
@@ -284,7 +284,7 @@ class Elastic:
         self._place = _Place(kept["step"], kept["epoch"], kept["batches"], looks)
         if kept["world_size"] == self.link.world_size:
             state = folder / _rng_of(self.link.rank)
-            self._rng = torch.load(state, map_location="cpu", weights_only=False)
+            self._rng = torch.load(state, map_location="cpu", weights_only=False)  # nosec B614 # as above
 
 
 class _Loader:

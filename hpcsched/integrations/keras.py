@@ -110,7 +110,7 @@ class HpcschedCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if folder is not None:
             if model.optimizer is not None and not model.optimizer.built:
                 model.optimizer.build(model.trainable_variables)  # or its variables are not read
-            found = pickle.loads((folder / _REST).read_bytes())
+            found = pickle.loads((folder / _REST).read_bytes())  # nosec B301 # of this user's: `Link`
             self._load(found)
             model._initial_epoch = found["epoch"]  # where BackupAndRestore says it too
             self._step, self._found = found["step"], found

@@ -27,7 +27,7 @@ def found() -> "dict[str, object]":
             worker = getattr(importlib.import_module("hpcsched"), "__version__", "without a version")
             module = importlib.import_module("hpcsched.contract.version")
             contract = str(module.VERSION)
-    except Exception:
+    except Exception:  # nosec B110 # see below
         pass  # what is there of hpcsched is of before the contract had a version, or of none that can be read
     return {
         "executable": sys.executable or "",

@@ -77,10 +77,10 @@ def main(words: list[str]) -> int:
 
 def _load(file: Path, checkpoint: Path | None) -> Callable[[], Any]:
     """The function without arguments that is to be run: the one that was saved last, or the submitted one."""
-    call = Call._make(pickle.loads(file.read_bytes()))
+    call = Call._make(pickle.loads(file.read_bytes()))  # nosec B301 # in the run directory
     # As in the process that has submitted it: its modules are found there first, in that order.
     sys.path[:] = [*call.path, *(folder for folder in sys.path if folder not in call.path)]
-    function: Callable[[], Any] = pickle.loads(_saved(checkpoint) or call.function)
+    function: Callable[[], Any] = pickle.loads(_saved(checkpoint) or call.function)  # nosec B301 # as above
     return function
 
 

@@ -231,7 +231,7 @@ def _gpus() -> tuple[int, str]:
         opened.close()
     if shutil.which("nvidia-smi"):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
+            done = subprocess.run(  # nosec B607 # of the user's own PATH
                 ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=15, check=True
             )
             if listed := done.stdout.count("UUID: GPU-"):

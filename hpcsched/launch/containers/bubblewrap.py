@@ -39,7 +39,7 @@ class Bubblewrap:
             mounts += ["--ro-bind" if mode == "ro" else "--bind", outside, str(places[-1])]
         argv = [program, *_shown(image, _ROOT, _lacking(image, places))]
         argv += ["--dev-bind", "/dev", "/dev", "--bind", "/proc", "/proc", "--ro-bind", "/sys", "/sys"]
-        argv += ["--bind", "/tmp", "/tmp", *mounts, *inside.container.options]
+        argv += ["--bind", "/tmp", "/tmp", *mounts, *inside.container.options]  # nosec B108 # the program's
         # In memory as it is, what a program writes there would be lost in silence.
         argv += ["--remount-ro", "/", "--chdir", inside.cwd, "--", *inside.argv]
         path = inside.env["PATH"] if "PATH" in inside.told else _USUAL_PATH

@@ -50,7 +50,7 @@ def alone_on_host(patience_s: float) -> Iterator[bool]:
     """
     deadline = time.monotonic() + patience_s
     try:
-        folder = os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open("/dev/shm", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # nosec B108 # a lock
     except OSError:
         yield False
         return

@@ -111,7 +111,8 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
     tree = _Unions().visit(ast.parse(annotation, mode="eval"))
-    return eval(compile(ast.fix_missing_locations(tree), "<annotation>", "eval"), names)
+    code = compile(ast.fix_missing_locations(tree), "<annotation>", "eval")
+    return eval(code, names)  # nosec B307 # an annotation of our own source
 
 
 class _Unions(ast.NodeTransformer):

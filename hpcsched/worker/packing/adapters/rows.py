@@ -202,7 +202,7 @@ class Rows:
         try:
             if all(type(value) is type(values[0]) and value == values[0] for value in values):
                 return values[0]
-        except Exception:  # whatever objects do when they are compared
+        except Exception:  # nosec B110 # whatever objects do when they are compared
             pass
         raise NotStackable(f"{name} of the frozen model is not the same for all")
 
