@@ -43,6 +43,26 @@ def test_a_file_or_a_folder_is_read_back(tmp_path: Path) -> None:
     assert (record["step"], record["samples"], record["bytes"]) == (7, 70, path.stat().st_size)
 
 
+class _Runs:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
+    ran, file = tmp_path / "ran", tmp_path / "step-000000000001.pt"
+    torch.save({"step": 1, "model": _Runs(ran)}, file)
+    with pytest.raises(StoreError, match="cannot be read"):
+        load_checkpoint(file)
+    assert not ran.exists()
+    torch.load(file, weights_only=False)
+    assert ran.exists(), "it would have run"
+
+
 def test_the_newest_few_are_kept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=2)
     for step in (1, 2, 30):
