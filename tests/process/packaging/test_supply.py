@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -136,8 +135,9 @@ def test_no_package_of_the_lock_has_a_known_weakness(tmp_path: Path) -> None:
         *(sys.executable, "-m", "pip_audit", "--disable-pip", "--no-deps", "--require-hashes"),
         *("--progress-spinner", "off", "--format", "json", "--cache-dir", tmp_path, "-r", LOCK),
     )
-    if not done.stdout.startswith("{"):
+    found = json.loads(done.stdout)["dependencies"] if done.stdout.startswith("{") else []
+    if unknown := [one["skip_reason"] for one in found if "skip_reason" in one]:
+        pytest.skip(f"no database of advisories has {len(unknown)} of {len(found)} packages: {unknown[0]}")
+    if not found:
         pytest.skip(f"no database of advisories can be reached: {done.stderr.splitlines()[-1:]}")
-    found = json.loads(done.stdout)["dependencies"]
-    assert len(found) > 15 and not [one for one in found if one.get("vulns")], found
-    assert importlib.metadata.version("pip-audit")
+    assert len(found) > 15 and not [one for one in found if one["vulns"]], found
