@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hpcsched.printing import printable, shortened
+
+MOST_SHOWN = 300
+"""Characters of a bad input that are shown (chosen)."""
+
 
 class HpcschedError(Exception):
     """Base of all errors raised on purpose; `exit_code` is what the command line ends with."""
@@ -25,6 +30,7 @@ class ConfigError(HpcschedError):
 
     def __init__(self, *, where: str, key: str = "", got: str, accepted: str) -> None:
         self.where, self.key, self.got, self.accepted = where, key, got, accepted
+        where, key, got = (printable(shortened(text, MOST_SHOWN)) for text in (where, key, got))
         place = f"{where}: {key}" if key else where
         super().__init__(f"{place}: {got}; accepted: {accepted}")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -10,11 +12,14 @@ from typing import Any
 
 import click
 
-from hpcsched import __version__, config
+from hpcsched import __version__, config, errors
 from hpcsched.cli import examples
 from hpcsched.errors import HpcschedError
-from hpcsched.printing import printable, suggestion
+from hpcsched.printing import printable, shortened, suggestion
 from hpcsched.stability import marked
+
+MOST_SHOWN = 2000
+"""Characters of an error that are shown (chosen): lists of what is accepted have up to 900."""
 
 _GROUPS = {
     "Run": {
@@ -142,20 +147,31 @@ def cli(ctx: click.Context, dir_: str | None, config_file: str | None, verbose: 
 def main() -> None:
     """Entry point: turns errors raised on purpose into one line and their exit code."""
     verbose = any(a in ("-v", "--verbose") for a in sys.argv[1:])
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # what is no UTF-8, as a file's name may be, is shown escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = cli(prog_name="hpcsched", standalone_mode=False)
     except click.exceptions.Abort:
         code = 130
     except click.ClickException as error:
+        error.message = shortened(error.message, MOST_SHOWN)
         error.show()
         code = error.exit_code
     except HpcschedError as error:
         if verbose:
             raise
-        click.echo(f"hpcsched: {printable(str(error), lines=True)}", err=True)
+        click.echo(f"hpcsched: {printable(shortened(str(error), MOST_SHOWN), lines=True)}", err=True)
         code = error.exit_code
     except BrokenPipeError:
         # The reader has seen enough (| head); say nothing when the interpreter flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
+    except OSError as error:
+        if verbose or error.filename is None:
+            raise
+        name = printable(shortened(str(error.filename), errors.MOST_SHOWN))
+        click.echo(f"hpcsched: {name}: {error.strerror}", err=True)
+        code = 2 if error.errno == errno.ENAMETOOLONG else 1
     sys.exit(code if isinstance(code, int) else 0)
