@@ -213,7 +213,8 @@ def _moved_home(g: Array, batch: int) -> Array:
 
     The k-th of n ranks has the samples from k batch // n on. Shape [counts, counts].
     """
-    rank = np.arange(g[-1])
+    # The k-th ranks of both have ever less in common: where all shares are equal, last ones move the most.
+    rank = np.arange(g[-1]) if (batch % g).any() else g - 1
     low = rank * batch // g[:, None]
     high = np.where(rank < g[:, None], (rank + 1) * batch // g[:, None], low)
     stays = np.minimum(high[:, None], high[None]) - np.maximum(low[:, None], low[None])

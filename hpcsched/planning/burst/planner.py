@@ -11,7 +11,7 @@ from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.planning.burst.costs import BurstCosts, Interconnect, ModelCosts, Spot
 from hpcsched.planning.burst.graph import MAX_GPUS, LayerProfile
 from hpcsched.planning.burst.plan import BurstPlan, PlannedLayer
-from hpcsched.planning.burst.search import BurstSearch
+from hpcsched.planning.burst.search import BurstSearch, TooLarge
 from hpcsched.planning.burst.structure import structure
 from hpcsched.planning.burst.table import BurstProblem
 from hpcsched.planning.burst.timeline import StepTimeline, refined, timeline, within_limit
@@ -120,10 +120,17 @@ def uniform(
 def solve(problem: BurstProblem, *, notes: tuple[str, ...] = ()) -> BurstPlan:
     """The fastest plan that the search finds, and no slower than plain data parallelism if that is allowed.
 
-    Raises NoBurstPlan when the limit allows none.
+    Raises NoBurstPlan when the limit allows none, and ConfigError where a plan would take too long to find.
     """
     costs = problem.costs
-    search = BurstSearch(costs, problem.gpus, structure(costs.prev))
+    try:
+        search = BurstSearch(costs, problem.gpus, structure(costs.prev))
+    except (TooLarge, RecursionError) as error:
+        got = str(error) if isinstance(error, TooLarge) else "blocks of branches within each other, too deep"
+        accepted = (
+            "fewer layers, branches or GPU counts: those that divide a batch, or that a layer has times for"
+        )
+        raise ConfigError(where="plan", got=got, accepted=accepted) from None
     placement = search.best()
     if placement is None:
         name = search.blocked()

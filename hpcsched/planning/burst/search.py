@@ -14,6 +14,7 @@ the link's GPUs begin with the first of the layer before (HOME), or not (AWAY).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from math import inf
 
 import numpy as np
@@ -31,6 +32,17 @@ _MAX_BUDGETS = 16
 have."""
 _MAX_GROUPED_BRANCHES = 6
 """Up to so many branches all groupings are tried (chosen); more are added to the schedule one by one."""
+
+MOST_WORK = 2**31
+"""Costs that are added up in one search, at most (chosen): some 20 s of one core."""
+_AT_ONCE = 2**23
+"""Costs that are added up in one step, at most (chosen): longer steps are taken in parts, for memory."""
+_MOST_TABLE = 2**24
+"""Costs in one table, at most (chosen)."""
+_MOST_RANKS = 2**22
+"""Ranks of all layers together, at most (chosen): each is named in the plan."""
+_CALLS = 2**12
+"""What the calls for a link cost, in costs that are added up (measured)."""
 
 Placement = dict[int, Spot]
 """Where each layer runs, in the order in which the layers are run."""
@@ -52,9 +64,20 @@ class _At:
         return self.entry, self.exit, self.place, self.budget, self.g, self.h
 
 
+class TooLarge(ValueError):
+    """A search would take too long, or too much memory; says what it would be for."""
+
+
 def min_plus(a: Array, b: Array) -> Array:
     """The (min, +) product over the last two axes; the others broadcast."""
-    product: Array = (a[..., :, :, None] + b[..., None, :, :]).min(axis=-2)
+    product: Array
+    size = np.broadcast(a[..., 0, 0], b[..., 0, 0]).size * a.shape[-2] * a.shape[-1] * b.shape[-1]
+    if size <= _AT_ONCE:
+        product = (a[..., :, :, None] + b[..., None, :, :]).min(axis=-2)
+        return product
+    product = a[..., :, 0, None] + b[..., None, 0, :]
+    for middle in range(1, a.shape[-1]):
+        np.minimum(product, a[..., :, middle, None] + b[..., None, middle, :], out=product)
     return product
 
 
@@ -65,6 +88,8 @@ class BurstSearch:
         costs: what choices cost.
         gpus: how many there are.
         series: the graph's structure.
+
+    Raises TooLarge where it would take too long, or too much memory.
     """
 
     def __init__(self, costs: BurstCosts, gpus: int, series: Series) -> None:
@@ -76,9 +101,38 @@ class BurstSearch:
         self._fits = counts[None, :] <= self._budgets[:, None]
         self._all = len(self._budgets) - 1
         self._pairs = list(self._pairs_within())
+        self._refuse_too_large(gpus)
         self._edges: dict[tuple[int, int], Array] = {}
         self._tables: dict[int, Array] = {}
         self._groups: dict[int, dict[int, Array]] = {}
+
+    def _refuse_too_large(self, gpus: int) -> None:
+        n, layers = len(self._costs.counts), self._costs.sink
+        edges = sum(map(len, self._costs.prev))
+        work = edges * (_CALLS + 2 * n * n) + self._work(self._series)
+        table = n * n * (8 if all(isinstance(link, Edge) for link in self._series.links) else self._wide)
+        if layers * gpus > _MOST_RANKS:
+            raise TooLarge(f"{layers} layers on up to {gpus} GPUs")
+        if table > _MOST_TABLE or work > MOST_WORK:
+            raise TooLarge(f"{n} GPU counts for each of {layers} layers with {edges} edges")
+
+    @property
+    def _wide(self) -> int:
+        """Entries by budgets, or by pairs of them, for two counts."""
+        return 8 * max(len(self._budgets), len(self._pairs))
+
+    def _work(self, series: Series) -> int:
+        """The costs that are added up for a series, about."""
+        n, product = len(self._costs.counts), 8 * len(self._budgets) * len(self._costs.counts) ** 3
+        work = 0
+        for link in series.links:
+            work += _CALLS + 8 * n * n
+            if isinstance(link, Knot):
+                work += product
+            elif isinstance(link, LayerBlock):
+                work += sum(self._work(branch) + len(branch.links) * product for branch in link.branches)
+                work += _parted(len(link.branches)) * (_CALLS + self._wide * n * n)
+        return work
 
     def best(self) -> Placement | None:
         """The fastest placement; None if the limit allows none."""
@@ -182,6 +236,11 @@ class BurstSearch:
 
     def _joined(self, groups: dict[int, Array], splits: list[tuple[int, int]]) -> Array:
         """Groups of branches, parted in any of these ways, side by side or one after the other."""
+        some = max(1, _AT_ONCE // (self._wide * len(self._costs.counts) ** 2))
+        parts = [self._joined_in(groups, splits[i : i + some]) for i in range(0, len(splits), some)]
+        return reduce(np.minimum, parts)
+
+    def _joined_in(self, groups: dict[int, Array], splits: list[tuple[int, int]]) -> Array:
         one = np.stack([groups[part] for split in splits for part in split], axis=2)
         other = np.stack([groups[part] for split in splits for part in reversed(split)], axis=2)
         joined: Array = _after(one, other).min(axis=2)
@@ -337,8 +396,13 @@ def _groups(branches: int) -> Iterator[int]:
 
 def _splits(group: int, groups: dict[int, npt.NDArray[np.float64]]) -> Iterator[tuple[int, int]]:
     """The ways to part a set of branches into two of which both are known, each way once."""
-    part = (group - 1) & group
-    while part:
-        if part > group ^ part and part in groups and (group ^ part) in groups:
+    for part in sorted(groups, reverse=True):
+        if part & group == part and part > group ^ part and (group ^ part) in groups:
             yield part, group ^ part
-        part = (part - 1) & group
+
+
+def _parted(branches: int) -> int:
+    """How many ways `_splits` finds for all sets of `_groups`."""
+    if branches > _MAX_GROUPED_BRANCHES:
+        return branches - 1
+    return int((3**branches - 2 ** (branches + 1) + 1) // 2)

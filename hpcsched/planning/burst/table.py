@@ -14,6 +14,9 @@ from hpcsched.planning.burst.costs import Array, BurstCosts, Spot
 from hpcsched.planning.burst.graph import MAX_GPUS, MAX_US, counted
 from hpcsched.planning.json_reader import JsonReader
 
+MOST_COUNTS = 1024
+"""GPU counts that a table may have (chosen): each layer has costs for every two of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BurstProblem:
@@ -103,6 +106,8 @@ def parse(table: Any, *, where: str) -> BurstProblem:
         times.append(us)
     counts = sorted({count for us in times for count in us if count <= gpus})
     base_us = np.array([dict(counted(read, row["time_us"], ""))[1] for row in rows])
+    if len(counts) > MOST_COUNTS:
+        read.reject("time_us", f"{len(counts)} GPU counts", f"at most {MOST_COUNTS} of them in all layers")
     transfers = _transfers(table.get("transfers", []), prev, names, times, counts, read)
     costs = TableCosts(
         transfers,
@@ -135,6 +140,7 @@ def _transfers(
     if not isinstance(rows, list):
         read.refuse("transfers", rows, "a list of tables")
     found: dict[tuple[int, int], Array] = {}
+    at = {count: i for i, count in enumerate(counts)}
     for number, row in enumerate(rows):
         place = f"transfers[{number}]"
         if not isinstance(row, Mapping):
@@ -158,8 +164,8 @@ def _transfers(
                 read.refuse(f"{place}: time_us.{count}", inner, "a table of microseconds by GPU count")
             ((here, _),) = counted(read, {count: 0.0}, f"{place}: time_us")
             for there, us in counted(read, inner, f"{place}: time_us.{count}"):
-                if here in counts and there in counts:
-                    lags_us[counts.index(here), counts.index(there)] = us
+                if here in at and there in at:
+                    lags_us[at[here], at[there]] = us
         for g, here in enumerate(counts):
             for h, there in enumerate(counts):
                 if np.isnan(lags_us[g, h]):
