@@ -271,7 +271,7 @@ def warm_processes(text: str) -> int | None:
 
     if text in ("auto", "off"):
         return DEFAULT_STANDBYS if text == "auto" else None
-    if not text.isdecimal():
+    if not re.fullmatch("[0-9]{1,9}", text):
         raise ConfigError(where="--warm", got=repr(text), accepted="auto, off or a whole number")
     return int(text)
 
@@ -306,7 +306,7 @@ def select(status: Status, keys: Sequence[str]) -> list[JobStatus]:
     chosen: dict[int, JobStatus] = {}
     for key in (part for keys_ in keys for part in keys_.split(",") if part):
         job = by_id.get(key) or by_name.get(key)
-        span = re.fullmatch(r"(\d+)-(\d+)", key)
+        span = re.fullmatch(r"([0-9]{1,18})-([0-9]{1,18})", key)
         if job:
             chosen[job.id] = job
         elif key in arrays:

@@ -156,8 +156,10 @@ def main() -> None:
     except click.exceptions.Abort:
         code = 130
     except click.ClickException as error:
-        error.message = shortened(error.message, MOST_SHOWN)
-        error.show()
+        error.show(said := io.StringIO())
+        usage, mark, text = said.getvalue().partition("Error: ")  # or a help page, with no mark
+        lines = all(word.isprintable() for word in sys.argv)
+        click.echo(usage + mark + printable(shortened(text.rstrip("\n"), MOST_SHOWN), lines=lines), err=True)
         code = error.exit_code
     except HpcschedError as error:
         if verbose:

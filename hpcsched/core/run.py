@@ -86,7 +86,7 @@ class Run:
 
     def job_of(self, key: str) -> Job | None:
         """The job of this id or name."""
-        job = self.jobs.get(int(key)) if key.isdecimal() else None
+        job = self.jobs.get(int(key)) if key.isdecimal() and len(key) < 19 else None
         return self.jobs[self.by_name[key]] if job is None and key in self.by_name else job
 
     def about(self, event: AttemptEvent) -> Job | None:

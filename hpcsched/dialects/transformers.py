@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 
 from hpcsched.core.model import Restart
@@ -171,6 +172,6 @@ def _accumulation(script: Script, call: Call, arguments: list[ast.Call]) -> tupl
             return None
         names, default = option.names, option.default
     text = call.value(*names) or default
-    if not text.isdecimal() or not 0 < int(text) < 10**6:
+    if not re.fullmatch("[0-9]{1,6}", text) or not int(text):
         raise NotSure("its gradient accumulation is no number")
     return max(names, key=len), int(text)

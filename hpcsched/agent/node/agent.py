@@ -236,9 +236,9 @@ class NodeAgent:
             case protocol.Launch() as order:
                 self._launch(order)
             case protocol.Signal(part=part, number=number) if part in self._parts:
-                self._parts[part].workers.signal(signal.Signals(number))
+                self._parts[part].workers.signal(number)
             case protocol.AskToSave(part=part, number=number) if part in self._parts:
-                self._parts[part].workers.ask_to_save(signal.Signals(number))
+                self._parts[part].workers.ask_to_save(number)
             case protocol.SaveBy(part=part, command=command, within_s=within_s) if part in self._parts:
                 self._parts[part].workers.save_by(command, within_s)
             case protocol.Order(part=part, line=line):
@@ -261,13 +261,13 @@ class NodeAgent:
             return
         if order.part in self._parts:
             return  # it runs, under another head than had it started
-        plan, place = plan_from_message(order, self._inventory, self._name)
-        if not self._launcher.ready_for(plan):
-            self._deferred.put_off(order.part, order)
-            return
-        if order.first_rank == 0:
-            sweep_answers(plan.folder, order.attempt)
         try:
+            plan, place = plan_from_message(order, self._inventory, self._name)
+            if not self._launcher.ready_for(plan):
+                self._deferred.put_off(order.part, order)
+                return
+            if order.first_rank == 0:
+                sweep_answers(plan.folder, order.attempt)
             workers = self._launcher.launch(plan, place)
         except LaunchError as error:
             self._head.send(protocol.LaunchFailed(order.part, str(error), error.transient))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -257,7 +258,9 @@ def submit(
         keys |= {key: value for key, value in optional.items() if value is not None}
         waits_for = [name for key in after for name in arrays.get(key, [key])]
         keys |= {"gpus": _gpus(gpus), "after": waits_for, "env": exported(export)}
-        keys["processes"] = 1 if one_process else int(processes) if processes.isdecimal() else processes
+        keys["processes"] = (
+            1 if one_process else int(processes) if re.fullmatch("[0-9]{1,9}", processes) else processes
+        )
         with naming_the_option(ctx):
             jobs = of_command(
                 words,

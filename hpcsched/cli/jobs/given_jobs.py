@@ -222,7 +222,7 @@ def _array(job: dict[str, Any], text: str, at_once: int | None) -> list[dict[str
     if percent and at_once is not None:
         raise click.UsageError("--at-once and % in --array say the same: give one")
     accepted = 'numbers and ranges such as "1-20", "0-15:4" or "1,3,7", and "%4" behind them'
-    if percent and not (most.isdecimal() and int(most)):
+    if percent and not re.fullmatch("0*[1-9][0-9]{0,8}", most):
         raise ConfigError(where="--array", got=repr(text), accepted=accepted)
     indices: dict[int, None] = {}
     for part in numbers.split(","):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -279,7 +280,7 @@ def _gpus(text: str, profile: VswProfile) -> list[ClusterGpu]:
 
     host, equals, rest = text.partition("=")
     number, colon, name = rest.partition(":")
-    if not (host and equals and colon and name and number.isascii() and number.isdigit()):
+    if not (host and equals and colon and name and re.fullmatch("[0-9]{1,9}", number)):
         raise ConfigError(where="--gpus", got=repr(text), accepted="HOST=N:KIND, such as n1=4:V100")
     if not 1 <= int(number) <= 1024:
         raise ConfigError(where="--gpus", got=repr(text), accepted="1 to 1024 GPUs")
@@ -293,7 +294,7 @@ def _gpus(text: str, profile: VswProfile) -> list[ClusterGpu]:
 
 def _sizes(text: str) -> list[int]:
     parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and 0 < int(part) < 10**9 for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) for part in parts):
         raise ConfigError(where="--local-batch", got=repr(text), accepted="numbers, such as 32,64")
     return sorted({int(part) for part in parts})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -120,7 +121,7 @@ def _job(target: str, arguments: Sequence[str], model: str | None) -> JobSpec:
 def _batches(text: str | None) -> tuple[int, ...]:
     """The batch sizes in 1,2,4; empty where nothing is given."""
     parts = [part.strip() for part in text.split(",")] if text is not None else []
-    if not all(part.isascii() and part.isdecimal() and 0 < int(part) <= 2**20 for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part) and 0 < int(part) <= 2**20 for part in parts):
         raise ConfigError(where="--batches", got=repr(text), accepted="samples like 1,2,4,8")
     return tuple(sorted({int(part) for part in parts}))
 

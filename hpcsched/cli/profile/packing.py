@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -123,7 +124,7 @@ def pack(
 def _counts(text: str) -> tuple[int, ...]:
     """The counts in 1,2,4,8, ascending; raises ConfigError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and 1 <= int(part) <= MOST for part in parts):
+    if not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= MOST for part in parts):
         raise ConfigError(where="--counts", got=repr(text), accepted=f"models from 1 to {MOST}, like 1,2,4,8")
     return tuple(sorted({int(part) for part in parts}))
 

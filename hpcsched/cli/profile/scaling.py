@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -187,7 +188,7 @@ def _from_words(
         raise ConfigError(where="--args", got=arguments or "", accepted='an object like {"lr": 0.1}')
     what: dict[str, Any] = {"trainer": trainer, "args": args} if trainer else {"command": list(command)}
     if command:
-        what["processes"] = int(processes) if processes.isdecimal() else processes
+        what["processes"] = int(processes) if re.fullmatch("[0-9]{1,9}", processes) else processes
     name = trainer.rpartition(":")[2] if trainer else _program_name(list(command))
     table = {"schema": 1, "job": [{"name": "profiled", "model": name, **what}]}
     return jobfile.parse(table, where="profile run", workdir=Path.cwd()).jobs[0]

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 MOST_LISTED = 50
 """Jobs of a trace or a run: with more of them the table of one policy's jobs is left out."""
 
+MOST_SIMULATED = 2**17
+"""GPUs of all nodes together, and cores, that are simulated at most (chosen)."""
+
 MOST_DRAWN = 1000
 """Most jobs in a chart: with more they cannot be told apart."""
 
@@ -167,6 +170,7 @@ def simulate(
     else:
         assert jobs is not None
         scenario = of_file(jobs, gpus_per_node, nodes or 1, blocks, on_cores, source)
+    _check_size(scenario)
     hint_at_gpus_per_node(ctx, scenario.nodes)
     if gantt:
         _check_drawable(gantt, len(scenario.jobs))
@@ -195,6 +199,14 @@ def simulate(
         click.echo(json_for_terminals(to_json(results)))
     else:
         _show(scenario, results, list_jobs=list_jobs)
+
+
+def _check_size(scenario: Scenario) -> None:
+    most = max(1, scenario.gpus, scenario.cpus) * scenario.nodes
+    if most > MOST_SIMULATED:
+        got = f"{scenario.nodes} nodes with {scenario.gpus} GPUs and {scenario.cpus} cores each"
+        accepted = f"at most {MOST_SIMULATED} GPUs, and as many cores, on all nodes"
+        raise ConfigError(where="simulate", got=got, accepted=accepted)
 
 
 def simulated_under(

@@ -13,6 +13,7 @@ import secrets
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 
 import msgspec
 
@@ -91,7 +92,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     serve_on_s: float = SERVE_ON_S
     notice_s: float = 0.0
     reserve_s: float = 60.0
-    shielded: tuple[int, ...] = ()
+    shielded: tuple[Signals, ...] = ()
     names: dict[str, str] = {}
     head: tuple[str, int, int] | None = None
     epoch: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from signal import Signals
+
 import msgspec
 
 from hpcsched.core.model import Container, Device, HostCores, PythonEnvironment
@@ -331,6 +333,10 @@ class Launch(msgspec.Struct, frozen=True, tag="launch", kw_only=True):
     asks: int = 0
     needs: Needs | None = None
 
+    def __post_init__(self) -> None:
+        if self.asks:
+            Signals(self.asks)  # raises ValueError, which makes the message none
+
     @property
     def ranks(self) -> int:
         """The number of processes to start."""
@@ -341,14 +347,14 @@ class Signal(msgspec.Struct, frozen=True, tag="signal"):
     """Send a signal to the part's ranks."""
 
     part: int
-    number: int
+    number: Signals
 
 
 class AskToSave(msgspec.Struct, frozen=True, tag="ask"):
     """Send a signal to the programs of the part that catch it; SIGTERM to all if none does."""
 
     part: int
-    number: int
+    number: Signals
 
 
 class SaveBy(msgspec.Struct, frozen=True, tag="saveby"):

@@ -93,7 +93,12 @@ def part_launches(
 def plan_from_message(
     order: protocol.Launch, inventory: Sequence[Device], host: str
 ) -> tuple[LaunchPlan, RankPlacement]:
-    """The plan and placement of a Launch message, for the host's own launcher; `inventory`: its devices."""
+    """The plan and placement of a Launch message, for the host's own launcher; `inventory`: its devices.
+
+    Raises LaunchError for devices that are not there.
+    """
+    if not all(0 <= index < len(inventory) for index in order.devices):
+        raise LaunchError(f"the head names devices that {host} does not have", transient=False)
     plan = LaunchPlan(
         job_id=order.job_id,
         attempt=order.attempt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -159,7 +160,7 @@ def _speed(read: JsonReader, value: Any, key: str) -> BatchTimes:
         read.refuse(f"{key}.times", times, accepted)
     by_count = {}
     for count, row in times.items():
-        if not (isinstance(count, str) and count.isascii() and count.isdigit() and 0 < int(count) < 1000):
+        if not (isinstance(count, str) and re.fullmatch("[1-9][0-9]{0,2}", count)):
             read.refuse(f"{key}.times", count, accepted)
         by_count[int(count)] = _times(read, row, f"{key}.times.{count}")
     most = table.get("most")

@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from hpcsched.compat import bit_count, zip
 from hpcsched.errors import HpcschedError
 
+MOST_SUMS = 2**31
+"""Sums of workers that are kept at most (chosen), a bit each."""
+
 Runs = list[tuple[int, int]]
 """Consecutive numbers of workers: the first, and how many."""
 
@@ -26,6 +29,10 @@ class Option(NamedTuple):
 
 class Infeasible(HpcschedError):
     """No choice of options adds up; the text says why."""
+
+
+class TooLarge(Infeasible):
+    """There are too many sums of workers to try."""
 
 
 def solve(groups: Sequence[Sequence[Option]], workers: int, *, use_all: bool = False) -> list[int | None]:
@@ -42,8 +49,11 @@ def solve(groups: Sequence[Sequence[Option]], workers: int, *, use_all: bool = F
         workers: what they add up to, at least 1.
         use_all: every group takes an option.
 
-    Raises Infeasible, also for groups without options if all must be used.
+    Raises Infeasible, also for groups without options if all must be used; TooLarge, which is one, where it
+    would take too long, or too much memory.
     """
+    if workers * len(groups) ** (1 if use_all else 2) > MOST_SUMS:
+        raise TooLarge(f"{workers} workers on {len(groups)} groups are more than can be planned")
     keys = _keys(groups)
     kinds = {key: _Kind.of(key) for key in dict.fromkeys(keys)}
     order = [kinds[key] for key in keys]

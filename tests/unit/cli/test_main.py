@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from rundirs import a_home
+from rundirs import a_home, a_run
 
 from hpcsched.cli import main as entry
 
@@ -41,7 +41,7 @@ def test_a_path_that_no_system_takes_is_refused_in_a_line(monkeypatch: pytest.Mo
 
 def test_a_folder_that_no_system_takes_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, errors = said(monkeypatch, "--dir", "A" * 5000, "status")
-    assert code == 1 and errors.count("\n") == 1 and len(errors) < 1000
+    assert code == 1 and errors.count("\n") == 1 and len(errors) < 3000
 
 
 def test_a_file_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +61,46 @@ def test_what_is_no_utf8_is_shown_escaped(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("HPCSCHED_DEVICE_TYPE", "caf\udce9")
     code, shown, _ = said(monkeypatch, "config", "show")
     assert code == 0 and "caf\\udce9" in shown
+
+
+def test_what_click_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, errors = said(monkeypatch, "status", "--no\nsuch\x1b[m")
+    assert code == 2 and "Error: No such option" in errors and "--no\\nsuch\\x1b[m" in errors
+
+
+NINES = "9" * 4500
+"""More digits than Python makes a number of."""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("submit", "--array", f"1-3%{NINES}", "--", "a"),
+        ("submit", "--processes", NINES, "--", "a"),
+        ("plan", "vsw", "resnet50-v100-p100", "--gpus", f"a={NINES}:V100"),
+        ("plan", "vsw", "resnet50-v100-p100", "--local-batch", NINES),
+        ("simulate", "jobs.toml", "--gpus-per-node", "999999999"),
+        ("simulate", "jobs.toml", "--gpus-per-node", "4", "--nodes", "99999999"),
+        ("profile", "layers", "a:B", "--batches", NINES),
+        ("profile", "pack", "a:B", "--counts", NINES),
+        ("run", "jobs.toml", "--warm", NINES),
+    ],
+    ids=lambda words: " ".join(words)[:30],
+)
+def test_numbers_beyond_all_measure_are_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, home: Path, words: tuple[str, ...]
+) -> None:
+    (home / "jobs.toml").write_text(
+        'schema = 1\n[[job]]\nname = "a"\nmodel = "ResNet-50"\ncommand = ["a"]\nsteps = 9\n'
+    )
+    code, _, errors = said(monkeypatch, *words)
+    assert code == 2 and len(errors) < 1000 and errors.splitlines()[-1].startswith(("hpcsched: ", "Error: "))
+
+
+@pytest.mark.parametrize("words", [("cancel", f"1-{NINES}"), ("status", "-j", NINES), ("explain", NINES)])
+def test_no_job_has_a_number_beyond_all_measure(
+    monkeypatch: pytest.MonkeyPatch, home: Path, words: tuple[str, ...]
+) -> None:
+    a_run(home / "hpcsched-run")
+    code, _, errors = said(monkeypatch, *words)
+    assert code in (1, 3, 4) and errors.count("\n") == 1 and len(errors) < 3000

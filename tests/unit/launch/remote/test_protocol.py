@@ -32,6 +32,14 @@ JOIN = Join(
 )
 
 
+@pytest.mark.parametrize("number", [0, -1, 255, 2**53])
+def test_a_signal_that_is_none_makes_a_message_none(number: int) -> None:
+    for kind in ("signal", "ask"):
+        message = msgspec.msgpack.encode((1, 0, {"type": kind, "part": 7, "number": number}))
+        with pytest.raises(BadInput, match="number"):
+            protocol.read_to_node(message)
+
+
 def test_messages_survive_the_wire() -> None:
     device = Device(index=0, host="n1", kind="cpu", handle="0-3")
     hello = protocol.Hello(

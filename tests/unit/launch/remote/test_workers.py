@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from hpcsched.contract.orders import Resize, encode
@@ -14,7 +15,7 @@ from hpcsched.core.model import Device
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LOST, LaunchPlan
 from hpcsched.launch.remote import protocol
-from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, part_launches
+from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, part_launches, plan_from_message
 
 RESIZE = Resize(attempt=3, world_size=3, keep=(0, 1), one_host=False)
 PLAN = LaunchPlan(
@@ -89,6 +90,15 @@ def test_where_ranks_meet_is_known_once_the_first_have_started(crew: Crew, joine
     crew.workers.launched(crew.a, 5000)
     assert crew.workers.where == "10.0.0.1:5000"
     assert joiners.workers.where == "10.0.0.9:4711"
+
+
+@pytest.mark.parametrize("index", [-1, 2])
+def test_devices_that_a_host_does_not_have_are_no_plan(crew: Crew, index: int) -> None:
+    order = msgspec.structs.replace(crew.a.order, devices=(0, index))
+    with pytest.raises(LaunchError, match="devices that a does not have"):
+        plan_from_message(order, PLAN.devices[:2], "a")
+    with pytest.raises(ValueError, match="255"):
+        msgspec.structs.replace(crew.a.order, asks=255).__post_init__()
 
 
 def test_living_ranks_are_those_that_were_told(crew: Crew) -> None:

@@ -7,7 +7,7 @@ from budget import share
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcsched.planning.vsw.solver import Infeasible, Option, solve
+from hpcsched.planning.vsw.solver import Infeasible, Option, TooLarge, solve
 
 
 def best(groups, workers, use_all):
@@ -74,6 +74,11 @@ def test_runs_of_workers_that_are_far_apart_are_added():
     assert sum(workers) == 600
     # 600 is 5 modulo 7, as 1 + 1 + 3 are: of such numbers 197, 197 and 199 are too few.
     assert max(workers) == 204
+
+
+def test_more_sums_than_can_be_tried_are_refused() -> None:
+    with pytest.raises(TooLarge, match="1000000000 workers on 64 groups"):
+        solve([[Option(1, 1.0)]] * 64, 10**9)
 
 
 def test_of_equally_fast_choices_the_one_with_fewest_groups_and_the_first():
