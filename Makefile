@@ -15,7 +15,7 @@ WITHIN ?= 3600
 # A file's tests share what is costly to make; the folders whose tests take longest come first.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check unit test test-all test-part chaos lint types style docs pages bench dist lock old-env clean
+.PHONY: demo check unit test test-all test-part chaos fuzz lint types style docs pages bench dist lock old-env clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hpcsched demo
@@ -42,6 +42,10 @@ test-part: $(VENV)/.installed-dev
 SECONDS ?= 60
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS)
+
+# Inputs that nobody meant, for so long; all targets: ONLY=jobs,status for some.
+fuzz: $(VENV)/.installed-dev
+	PYTHONPATH=.:tests/support $(BIN)/python -m tests.fuzz --seconds $(SECONDS) $(if $(ONLY),--only $(ONLY))
 
 lint: types style
 
