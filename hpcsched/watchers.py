@@ -36,12 +36,21 @@ def let_read(descriptor: int, folder: str | os.PathLike[str]) -> None:
             os.fchmod(descriptor, FILE)
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder that is its owner's alone, or if the one above it is shared, as that one."""
-    folder.mkdir(mode=0o700, exist_ok=True)
+def make_folder(folder: Path) -> bool:
+    """Make a folder that is its owner's alone, or if the one above it is shared, as that one; whether it was
+    not there."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        new = False
+        if not folder.is_dir():
+            raise
+    else:
+        new = True
     if mode_in(folder.parent) == FILE:
         with contextlib.suppress(OSError):
             folder.chmod(FOLDER)
+    return new
 
 
 def share(folder: Path, group: int, *files: Path) -> None:

@@ -138,9 +138,9 @@ class Effects:
             if told is None or not self._launcher.ready_for(told):
                 self._waiting.put_off(action)
                 return []
-            make_folder(folder)
+            if not make_folder(folder):
+                remove_attempt_files(folder, action.attempt, held=job.id not in self._launcher.keeping())
             put_layers(job, self._site, devices[0].kind, folder)
-            remove_attempt_files(folder, action.attempt, held=job.id not in self._launcher.keeping())
             if action.anew:
                 self._launcher.forget(job.id)
                 put_aside(folder, self._site.checkpoints_of(job.id), action.attempt)
@@ -172,9 +172,10 @@ class Effects:
             self_saving=self._resuming.watch(job, workers),
             followed=self._resuming.followed(job),
         )
-        here, _, port = workers.where.rpartition(":")
-        if job.spec.kind is Kind.COMMAND and plan.per_rank and len(devices) > 1 and here == "127.0.0.1":
-            attempt.rendezvous = RendezvousCheck(int(port), len(devices))
+        if job.spec.kind is Kind.COMMAND and plan.per_rank and len(devices) > 1:
+            here, _, port = workers.where.rpartition(":")
+            if here == "127.0.0.1":
+                attempt.rendezvous = RendezvousCheck(int(port), len(devices))
         self.follow(attempt)
         host, at = devices[0].host, self._clock.now()
         spawned = ev.WorkersSpawned(at=at, processes=workers.processes, host=host, **about)

@@ -51,8 +51,8 @@ def exited(
     if saved is not None and code in (0, SUSPENDED):
         seen.append(saved)
     asked = attempt.asked_to_save if attempt.measured and code == SUSPENDED else None
-    last_words = blamed or printable(last_line(attempt.output))
-    unreadable = attempt.unreadable if code in (0, SUSPENDED) and not held else ""
+    failed = code not in (0, SUSPENDED)
+    unreadable = attempt.unreadable if not failed and not held else ""
     return WorkersExited(
         at=at,
         job_id=attempt.job_id,
@@ -60,7 +60,7 @@ def exited(
         code=code,
         step=max(seen, default=None),
         saved_step=saved,
-        detail="" if code in (0, SUSPENDED) else last_words,
+        detail=(blamed or printable(last_line(attempt.output))) if failed else "",
         metrics=record.metrics if record and code == 0 else {},
         unreadable=unreadable,
         no_room=""

@@ -110,11 +110,13 @@ def run(
             raise ConfigError(where="--lead", got=str(rundir.root), accepted="what `hpcsched join` says")
         several = len(allocation.hosts) > 1 or allocation.here is None or joinable
         hosts = None if several else _here(request, allocation)
+        brought: list[ev.Event] | None = None
         if hosts:
             stack.callback(hosts.close)
             if not rundir.begun:
                 # Bad input leaves nothing behind.
-                submitted(request, Machine(make_policy), hosts, find_profiles, find_parallel, find_shared)
+                new = Machine(make_policy)
+                brought = submitted(request, new, hosts, find_profiles, find_parallel, find_shared)
         rundir.make(share=None if rundir.begun else request.share)
         if lock := take_run_lock(rundir, resume=request.resume, follows=request.leads is not None):
             stack.callback(lock.release)
@@ -191,7 +193,9 @@ def run(
             joinable=joinable,
             epoch=epoch,
         )
-        new_jobs = submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
+        new_jobs = None if begun else brought  # it may have been begun, and ended, meanwhile
+        if new_jobs is None:
+            new_jobs = submitted(request, machine, hosts, find_profiles, find_parallel, find_shared)
         admission = admission_for(machine, hosts, find_profiles, find_parallel, find_shared, request)
         edits = edits_of(request, machine, admission, hosts)
         unfinished = [job.spec for job in machine.run.jobs.left()]

@@ -8,9 +8,10 @@ from what its model has said of itself, or from a profile that was measured on s
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from hpcsched.core.model import AUTO, PER_GPU, JobSpec, Kind
@@ -55,6 +56,11 @@ _PROGRAMS = {
 
 def launcher_of(command: Sequence[str]) -> KnownLauncher | None:
     """The launcher that a command begins with, if it does; `python -m` and a path before it are seen."""
+    return _launcher_of(tuple(command))
+
+
+@lru_cache(maxsize=1024)  # each launch asks a dozen times
+def _launcher_of(command: tuple[str, ...]) -> KnownLauncher | None:
     name = command[0].rpartition("/")[2] if command else ""
     if re.fullmatch(r"python[\d.]*", name):
         words = iter(command[1:])
@@ -63,7 +69,7 @@ def launcher_of(command: Sequence[str]) -> KnownLauncher | None:
     if name == "accelerate":
         return KnownLauncher.ACCELERATE if command[1:2] == ("launch",) else None
     if name == "env":
-        return launcher_of(command[1 + sum("=" in word for word in command[1:]) :])
+        return _launcher_of(command[1 + sum("=" in word for word in command[1:]) :])
     mpi = re.fullmatch(r"(mpirun|mpiexec)\.(openmpi|mpich|hydra)", name)
     return _PROGRAMS.get(mpi[1] if mpi else name)
 
@@ -100,7 +106,7 @@ def _texts(tree: Any) -> list[str]:
     return []
 
 
-def substituted(text: str, values: Mapping[str, object]) -> str:
+def substituted(text: str, value_of: Callable[[str], object]) -> str:
     """The text with `{gpus}` and the other placeholders replaced, where they stand in exactly this form.
 
     `${gpus}` is a shell's and stays; `{{gpus}}` stands for `{gpus}`; all other braces stay as they are.
@@ -109,7 +115,7 @@ def substituted(text: str, values: Mapping[str, object]) -> str:
     def value(found: re.Match[str]) -> str:
         escaped, name = found.groups()
         if name:
-            return str(values[name])
+            return str(value_of(name))
         return f"{{{escaped}}}" if escaped else found[0]
 
     return _PLACEHOLDER.sub(value, text)

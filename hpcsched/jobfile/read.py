@@ -138,6 +138,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
     def refuse(key: str, got: object, accepted: str = "") -> NoReturn:
         schema.refuse(where, f"{place}.{key}", repr(got), accepted or _ACCEPTED[key].words)
 
+    runs_in = workdir / (job.workdir or "")
     for key in ("matrix", "at_once"):
         if getattr(job, key) is not None:
             refuse(key, getattr(job, key), "a job file's [[job]], or --each: it is many jobs")
@@ -155,7 +156,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         refuse("continues", job.continues, "a job with a trainer")
     for key, words in (
         ("output", job.output),
-        ("workdir", str(workdir / (job.workdir or ""))),
+        ("workdir", str(runs_in)),
         ("command", "".join(job.command or ())),
         ("env", "".join((*job.env, *job.env.values()))),
         ("model", job.model or ""),
@@ -223,7 +224,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         output=job.output,
         checkpoint_every_s=every,
         keep_checkpoints=job.keep_checkpoints,
-        workdir=str(workdir / (job.workdir or "")),
+        workdir=str(runs_in),
         processes=processes,
         user=user,
         background=job.background,
@@ -231,7 +232,7 @@ def spec_of(table: Mapping[str, Any], *, where: str, place: str, workdir: Path, 
         environment=environment,
         container=container,
         needs=needs_of(job, strategy, refuse, share=_share(job)),
-        restart=restart_of(job, workdir / (job.workdir or ""), refuse),
+        restart=restart_of(job, runs_in, refuse),
         progress_pattern=progress_pattern_of(job, refuse),
         array=_array(job, refuse),
     )

@@ -85,6 +85,15 @@ class RankPlacement:
     port: int | None = None
 
 
+class Rendezvous(Protocol):
+    """Where the ranks of an attempt meet. The port may be looked for when it is asked for."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
 class Workers(Protocol):
     """The processes of one attempt, from launch until `close`; rank 0 first."""
 

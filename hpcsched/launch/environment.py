@@ -16,6 +16,7 @@ from hpcsched.contract import variables
 from hpcsched.contract.environment import Environment
 from hpcsched.contract.ranks import TORCHELASTIC, tells_rank
 from hpcsched.core.processes import KnownLauncher
+from hpcsched.launch.base import Rendezvous
 
 _OF_A_STEP = re.compile(
     # Slurm: https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES". The job's own stay.
@@ -85,18 +86,18 @@ class Rank:
         return {**{name: str(value) for name, value in told.items()}, **ours.to_environ()}
 
 
-def rank_variables(rank: Rank, environ: Mapping[str, str], where: tuple[str, int]) -> dict[str, str]:
+def rank_variables(rank: Rank, environ: Mapping[str, str], where: Rendezvous) -> dict[str, str]:
     """The variables of a rank beyond `environ`, which all ranks share; their rendezvous is `where`."""
     return {
         **rank.variables(),
-        "MASTER_ADDR": where[0],
-        "MASTER_PORT": str(where[1]),
+        "MASTER_ADDR": where.address,
+        "MASTER_PORT": str(where.port),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
 
 
 def launcher_variables(
-    launcher: KnownLauncher | None, *, gpus: int, node_rank: int, nodes: int, where: tuple[str, int]
+    launcher: KnownLauncher | None, *, gpus: int, node_rank: int, nodes: int, where: Rendezvous
 ) -> dict[str, str]:
     """The variables that set a launcher's defaults: the ranks of one host, and their rendezvous `where`.
 
@@ -109,8 +110,8 @@ def launcher_variables(
             "NPROC_PER_NODE": gpus,
             "NNODES": nodes,
             "NODE_RANK": node_rank,
-            "MASTER_ADDR": where[0],
-            "MASTER_PORT": where[1],
+            "MASTER_ADDR": where.address,
+            "MASTER_PORT": where.port,
         }
         return {f"PET_{name}": str(value) for name, value in told.items()}
     if launcher is KnownLauncher.MPIRUN:

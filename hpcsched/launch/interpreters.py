@@ -46,6 +46,9 @@ MIN_PYTHON, MIN_TORCH = (3, 9), (2, 4)
 _Version = Annotated[str, msgspec.Meta(max_length=100)]
 _Path = Annotated[str, msgspec.Meta(max_length=4096, pattern="^[^\x00]*$")]
 
+_OWN = ""
+"""What stands for our own interpreter among those that were asked."""
+
 _PACKAGE = "hpcsched-worker"
 _NAMES = ("python3", "python")
 _MAX_ERROR_CHARS = 200
@@ -127,6 +130,8 @@ class Interpreters:
         self._environ, self._clock = environ, clock
         self._known: dict[str, _Answer] = {}
         self._asking: dict[str, _Asking] = {}
+        self._first: tuple[str | None, float] | None = None
+        """The first in PATH (None: there is none but our own), and when that was looked up."""
         self._stop = threading.Event()
 
     def ready(self, environment: PythonEnvironment | None, who: Hashable = None) -> bool:
@@ -173,7 +178,7 @@ class Interpreters:
             if has.trains:
                 return self._good(python, has, named=False)
             first = has.why_not(python)
-        own = own_versions()
+        own = self._own()
         why = own.why_not(sys.executable)
         if why:
             either = f"; or {first}" if first else ""
@@ -234,7 +239,7 @@ class Interpreters:
         if python is not None:
             yield python, self._has(python)
         if environment is None:
-            yield sys.executable, own_versions()
+            yield sys.executable, self._own()
 
     # -- where it is -----------------------------------------------------------------------------------
 
@@ -242,8 +247,11 @@ class Interpreters:
         """The interpreter to be asked; None: there is none but our own, which needs not be."""
         if environment is not None:
             return self._find(environment)
-        first = next(self._in_path(_NAMES), None)
-        return None if first is None or _is_own(first) else first
+        now = self._clock()
+        if self._first is None or now - self._first[1] >= PROBE_FRESH_S:
+            first = next(self._in_path(_NAMES), None)
+            self._first = (None if first is None or _is_own(first) else first, now)
+        return self._first[0]
 
     def _find(self, environment: PythonEnvironment) -> str:
         name = environment.name
@@ -303,6 +311,13 @@ class Interpreters:
             yield Path(home) / ".conda" / "envs"
 
     # -- what it has -----------------------------------------------------------------------------------
+
+    def _own(self) -> InterpreterInfo:
+        known = self._answer(_OWN)
+        if not isinstance(known, InterpreterInfo):
+            known = own_versions()
+            self._known[_OWN] = _Answer(said=known, changed=known.watched, at=self._clock())
+        return known
 
     def _has(self, python: str) -> InterpreterInfo | str:
         known, asking = self._answer(python), self._asking.get(python)

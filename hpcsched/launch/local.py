@@ -14,6 +14,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from hpcsched.contract import driver, files, variables
@@ -40,6 +41,7 @@ from hpcsched.launch.orphans import MARKS, kill_marked
 from hpcsched.launch.own_gpus import has_parts, own_device, refuse_other_gpus
 from hpcsched.launch.placeholders import fill_placeholders
 from hpcsched.launch.ports import Ports
+from hpcsched.launch.proc import StartTimes, clock_ticks
 from hpcsched.launch.shared_memory import Keepers, KeeperTask, SharedMemoryStore
 from hpcsched.launch.spawn import (
     ProcessStart,
@@ -103,7 +105,7 @@ class LocalLauncher:
             self._environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
         self.interpreters = Interpreters(self._environ)
         """The interpreters of the jobs that are started here."""
-        self._ports = Ports()
+        self._ports, self._start_times = Ports(), StartTimes()
         self._shared_memory = SharedMemoryStore()
         self._cpu_shares = CpuShares()
         self._surroundings = Surroundings(self._environ, gpu_cores)
@@ -122,7 +124,7 @@ class LocalLauncher:
         The numbers of `placement` are among all ranks of the attempt; without it, the plan's count.
         """
         placement = placement or RankPlacement(first_rank=plan.first_rank, world_size=plan.world_size)
-        workers = LocalWorkers(plan, placement)
+        workers = LocalWorkers(plan, placement, self._ports.take)
         try:
             with _errors_as_launch_errors(plan):
                 self._start(plan, placement, workers)
@@ -172,9 +174,7 @@ class LocalLauncher:
     # -- starting --------------------------------------------------------------------------------------
 
     def _start(self, plan: LaunchPlan, placement: RankPlacement, workers: LocalWorkers) -> None:
-        if plan.joins is None:
-            workers.port = self._ports.take() if placement.port is None else placement.port
-        argv, told_by_job = fill_placeholders(plan, placement, address=workers.address, port=workers.port)
+        argv, told_by_job = fill_placeholders(plan, placement, workers)
         interpreter = self._interpreter_of(plan)
         if plan.module and (python := interpreter or plan.container):
             argv = (python.python, "-m", plan.module)
@@ -224,8 +224,7 @@ class LocalLauncher:
                     node_rank=placement.node_rank,
                     nodes=placement.nodes,
                 )
-                where = (workers.address, workers.port)
-                told = rank_variables(rank, env, where) if plan.parallel else {}
+                told = rank_variables(rank, env, workers) if plan.parallel else {}
                 if own_part:
                     told |= own_device(self._device_env(devices), env)
                 given = {
@@ -272,9 +271,9 @@ class LocalLauncher:
 
     @staticmethod
     def _launcher_told(plan: LaunchPlan, placement: RankPlacement, workers: LocalWorkers) -> dict[str, str]:
-        launcher, where = launcher_of(plan.argv), (workers.address, workers.port)
         node, nodes = placement.node_rank, placement.nodes
-        return launcher_variables(launcher, gpus=len(plan.devices), node_rank=node, nodes=nodes, where=where)
+        launcher, gpus = launcher_of(plan.argv), len(plan.devices)
+        return launcher_variables(launcher, gpus=gpus, node_rank=node, nodes=nodes, where=workers)
 
     def _spawn(
         self, starts: Sequence[ProcessStart], workers: LocalWorkers, *, module: str, stamp: int = 0
@@ -294,10 +293,11 @@ class LocalLauncher:
         if begun < len(starts):
             with in_directory(starts[0].cwd), ignoring_signals(self._shielded):
                 for start in starts[begun:]:
+                    since = clock_ticks()
                     pid = spawn(start, self._shielded)
                     if start.idle:  # before the program has had time to start threads, which inherit it
                         set_idle_priority(pid)
-                    workers.add(pid)
+                    workers.add(pid, began=partial(self._start_times.of, since=since))
 
     def _hold(self, share: float, workers: LocalWorkers) -> None:
         """Hold the workers, and what they start, to a CPU share; not while they save and leave."""

@@ -25,14 +25,14 @@ from hpcsched.ownership import make_private
 
 def job_dir(run_dir: Path, job_id: int) -> Path:
     """A job's folder in a run directory; programs may know it from RUN_DIR and JOB_ID alone."""
-    return run_dir / files.JOBS / str(job_id)
+    return run_dir / f"{files.JOBS}/{job_id}"
 
 
 def checkpoint_dir(run_dir: Path, run_id: str, job_id: int, checkpoints: Path | None) -> Path:
     """The folder of a job's checkpoints: in its own folder, or in the lasting `checkpoints`."""
     if checkpoints is None:
         return job_dir(run_dir, job_id) / files.CHECKPOINT
-    return checkpoints / run_id / str(job_id)
+    return checkpoints / f"{run_id}/{job_id}"
 
 
 def claim_checkpoints(checkpoints: Path, run_id: str) -> None:

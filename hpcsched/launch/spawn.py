@@ -100,19 +100,32 @@ def spawn(start: ProcessStart, shielded: frozenset[signal.Signals]) -> int:
     for (name, descriptor), number in zip(start.inherited.items(), numbers, strict=False):
         actions.append((os.POSIX_SPAWN_DUP2, descriptor, number))
         env[name] = str(number)
-    pid = os.posix_spawn(
-        start.program,
-        start.argv,
-        env,
-        file_actions=actions,
-        setsid=True,
-        setsigmask=(),
-        setsigdef=_DEFAULTED - shielded,
-    )
-    if start.cores:  # before the program has had time to start threads, which inherit it
-        with contextlib.suppress(ProcessLookupError):  # already over
-            os.sched_setaffinity(pid, start.cores)
-    return pid
+    with _on_cores(start.cores) if start.cores else contextlib.nullcontext():
+        return os.posix_spawn(
+            start.program,
+            start.argv,
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_DEFAULTED - shielded,
+        )
+
+
+@contextlib.contextmanager
+def _on_cores(cores: frozenset[int]) -> Iterator[None]:
+    """Have this thread, and the process that it starts meanwhile, on these cores alone. Raises OSError.
+
+    The process is pinned before its program begins; and as we wait until that has begun, it is fastest on our
+    own core: moving a process that runs, or starting it on another core, takes several times as long.
+    """
+    here = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # we were given other cores meanwhile
+            os.sched_setaffinity(0, here)
 
 
 def find_program(name: str, cwd: Path, path: str) -> str:
@@ -121,11 +134,13 @@ def find_program(name: str, cwd: Path, path: str) -> str:
     found = ""
     for folder in folders if name else []:
         candidate = os.path.join(cwd, folder, name)  # noqa: PTH118 - on the path of every launch
-        with contextlib.suppress(OSError):
-            if modes.S_ISREG(os.stat(candidate).st_mode):  # noqa: PTH116
-                if os.access(candidate, os.X_OK):
-                    return candidate
-                found = found or candidate
+        try:
+            regular = modes.S_ISREG(os.stat(candidate).st_mode)  # noqa: PTH116
+        except OSError:
+            continue
+        if regular and os.access(candidate, os.X_OK):
+            return candidate
+        found = found or (candidate if regular else "")
     if found:
         raise LaunchError(f"not executable: {found}", transient=False)
     where = "" if "/" in name else f" in PATH={path}"

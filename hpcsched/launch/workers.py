@@ -21,7 +21,7 @@ from hpcsched.errors import BadInput
 from hpcsched.launch import caught
 from hpcsched.launch.base import LOST, LaunchPlan, RankPlacement, attempt_code
 from hpcsched.launch.orphans import Process
-from hpcsched.launch.proc import group_exists, living, signal_followers, stat
+from hpcsched.launch.proc import group_exists, living, signal_followers, start_ticks
 from hpcsched.launch.saved_outside import SaveCommand
 from hpcsched.launch.spawn import lift_idle_priority
 
@@ -39,7 +39,12 @@ class LocalWorkers:
     """The child processes of one attempt, by rank. Those that have ended stay zombies until all have, so that
     every pid and process group remains theirs as long as it may be signalled."""
 
-    def __init__(self, plan: LaunchPlan | None = None, placement: RankPlacement | None = None) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan | None = None,
+        placement: RankPlacement | None = None,
+        free_port: Callable[[], int] = lambda: 0,
+    ) -> None:
         placement = placement or RankPlacement()
         self.processes: tuple[tuple[int, int], ...] = ()
         self.pidfds: tuple[int, ...] = ()
@@ -49,8 +54,9 @@ class LocalWorkers:
         self.record: bytes | None = None
         self.held: bytes | None = None
         self.told_after_s = 0.0
-        self.address, self.port = placement.address, placement.port or 0
-        """The rendezvous of the ranks."""
+        self.address = placement.address
+        """The host of the ranks' rendezvous."""
+        self._port, self._free_port = placement.port, free_port
         self.oom, self.over_limit = "", False
         self.on_failed: Callable[[bool], tuple[str, bool]] = lambda killed: ("", False)
         """Called when a rank has failed, with whether by a SIGKILL that is not ours: how memory ran out ("":
@@ -70,7 +76,7 @@ class LocalWorkers:
         """Sends SIGKILL, soon, to leaders that have to be prepared for it: by their pids and pidfds."""
         if plan and plan.joins:
             self.address, _, port = plan.joins.rpartition(":")
-            self.port = int(port)
+            self._port = int(port)
         self.environ: Mapping[str, str] = {}
         """The environment that they were started with."""
         self._cwd = str(plan.cwd) if plan else "/"
@@ -91,6 +97,14 @@ class LocalWorkers:
         self._killing = self._asked = False
         self._killed: list[tuple[int, int]] = []
         """Processes outside of the ranks' groups that were killed when all had ended."""
+
+    @property
+    def port(self) -> int:
+        """The port of the ranks' rendezvous: the placement's, or a free one, looked for when it is asked for
+        first. Most programs need none."""
+        if self._port is None:
+            self._port = self._free_port()
+        return self._port
 
     @property
     def where(self) -> str:
@@ -128,15 +142,15 @@ class LocalWorkers:
             os.close(descriptor)
         self._theirs.clear()
 
-    def add(self, pid: int, permit: int | None = None) -> None:
-        """Add a child, the next rank. `permit`: a descriptor on which it awaits a byte before it begins."""
+    def add(self, pid: int, permit: int | None = None, *, began: Callable[[int], int] = start_ticks) -> None:
+        """Add a child, the next rank. `permit`: a descriptor on which it awaits a byte before it begins.
+        `began`: says of a pid when it began, see `start_ticks`."""
         if permit is not None:
             self._permits.append(permit)
         self._running[pid] = None
         self._ours.add(pid)
         self.pidfds += (os.pidfd_open(pid),)
-        seen = stat(pid)
-        self.processes += ((pid, seen.start_ticks if seen else 0),)
+        self.processes += ((pid, began(pid)),)
 
     def go(self) -> None:
         """Let the children that wait for a permit begin."""

@@ -262,7 +262,7 @@ class Database:
 
     def record_jobs(self, jobs: Iterable[FinishedJob]) -> None:
         """Store finished jobs of a recorded run; the same (run_id, job_id) replaces the earlier one."""
-        rows = [asdict(job) for job in jobs]
+        rows = [dict(vars(job)) for job in jobs]  # no copy of each list in them: there are many jobs
         if not rows:
             return
         statement = insert(HistoryRow)

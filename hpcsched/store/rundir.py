@@ -152,7 +152,7 @@ class RunDir:
 
     def job(self, job_id: int) -> Path:
         """The folder of a job."""
-        return self.root / files.JOBS / str(job_id)
+        return self.root / f"{files.JOBS}/{job_id}"
 
     @property
     def owner(self) -> int | None:

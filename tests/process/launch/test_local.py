@@ -25,7 +25,7 @@ from hpcsched.core.model import Device
 from hpcsched.devices.nvml import NvmlDevices
 from hpcsched.devices.simulated_nvml import SimulatedGpu, SimulatedNvml
 from hpcsched.errors import LaunchError
-from hpcsched.launch import ports
+from hpcsched.launch import ports, proc
 from hpcsched.launch.base import LOST, LaunchPlan, attempt_code
 from hpcsched.launch.cpu_shares import CpuShares
 from hpcsched.launch.local import LocalLauncher
@@ -183,6 +183,20 @@ def test_ports_differ(tmp_path: Path) -> None:
     assert len(set(text_of(tmp_path).split())) == 5
 
 
+def test_a_port_is_looked_for_when_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(ports.Ports, "take", lambda self: taken.append(4711) or taken[-1])
+    alone = replace(plan(tmp_path, ["sh", "-c", "echo $MASTER_PORT"]), per_rank=False, parallel=False)
+    workers = LocalLauncher().launch(alone)
+    assert reaped(workers) == 0 and taken == [] and text_of(tmp_path) == "\n"
+    assert workers.where == workers.where == "127.0.0.1:4711"  # as ranks that join it need one
+    workers.close()
+    told = replace(alone, argv=("echo", "{master_port}"))
+    workers = LocalLauncher().launch(told)
+    assert reaped(workers) == 0 and taken == [4711, 4711] and text_of(tmp_path) == "\n4711\n"
+    workers.close()
+
+
 def test_ports_rest_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "PORTS_RESTING", 8)
     free = ports.Ports()
@@ -191,18 +205,28 @@ def test_ports_rest_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(free._given) <= 8
 
 
-def test_a_rank_is_pinned_to_its_cores(tmp_path: Path) -> None:
+def test_a_rank_is_pinned_to_its_cores_before_it_begins(tmp_path: Path) -> None:
     cores = sorted(os.sched_getaffinity(0))
     launcher = LocalLauncher(cpus=lambda device: frozenset({cores[device.index % len(cores)]}))
-    ask = (
-        "import os, time; end = time.monotonic() + 10\n"
-        "while len(os.sched_getaffinity(0)) > 1 and time.monotonic() < end: time.sleep(0.01)\n"
-        "os.write(1, '{} {}\\n'.format(os.environ['RANK'], os.sched_getaffinity(0)).encode())"
-    )
+    ask = "import os\nos.write(1, '{} {}\\n'.format(os.environ['RANK'], os.sched_getaffinity(0)).encode())"
     workers = launcher.launch(plan(tmp_path, [str(PYTHON), "-S", "-c", ask], ranks=2))
+    assert sorted(os.sched_getaffinity(0)) == cores
     assert reaped(workers) == 0
     workers.close()
     assert sorted(text_of(tmp_path).splitlines()) == [f"{r} { {cores[r % len(cores)]} }" for r in range(2)]
+
+
+def test_start_times_are_those_of_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = LocalLauncher()
+    for _ in range(20):
+        workers = launcher.launch(plan(tmp_path, ["sleep", "30"]))
+        ((pid, began),) = workers.processes
+        assert began == proc_stat(pid).start_ticks
+        workers.abandon()
+    assert launcher._start_times._agree  # no look into /proc is needed any more
+    monkeypatch.setattr(proc, "clock_ticks", lambda: 7)  # a kernel that counts from something else
+    other = proc.StartTimes()
+    assert [other.of(os.getpid(), since=7) for _ in range(2)] == [proc_stat(os.getpid()).start_ticks] * 2
 
 
 def test_what_the_agent_ignores_or_blocks_is_default_in_the_worker(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_launchers_are_recognised(command, launcher):
     ],
 )
 def test_only_exact_placeholders_are_replaced(text, becomes):
-    assert substituted(text, VALUES) == becomes
+    assert substituted(text, VALUES.__getitem__) == becomes
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched.launch.base import RankPlacement
 from hpcsched.launch.environment import (
     Rank,
     attempt_variables,
@@ -47,7 +48,7 @@ def test_a_rank_is_told_what_torchrun_would_tell_it() -> None:
     rank = Rank(rank=5, world_size=8, local_rank=1, local_world_size=4, node_rank=1, nodes=2)
     told = {
         **attempt_variables(run_id="r7", job_id=3, attempt=4, retries=2),
-        **rank_variables(rank, {}, ("n1", 4711)),
+        **rank_variables(rank, {}, RankPlacement(address="n1", port=4711)),
     }
     assert told == {
         "RANK": "5",
@@ -78,7 +79,7 @@ def test_how_nccl_errors_are_handled_is_the_users_to_say() -> None:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         Rank(rank=0, world_size=1, local_rank=0, local_world_size=1),
     )
-    assert rank_variables(rank, {name: "3"}, ("n1", 1))[name] == "3"
+    assert rank_variables(rank, {name: "3"}, RankPlacement(address="n1", port=1))[name] == "3"
 
 
 @pytest.mark.parametrize(

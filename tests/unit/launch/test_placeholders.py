@@ -10,6 +10,16 @@ from hpcsched.launch.placeholders import fill_placeholders
 from hpcsched.launch.remote.workers import part_launches, plan_from_message
 
 
+class Somewhere:
+    """A rendezvous whose port is not to be asked for."""
+
+    address = "n1"
+
+    @property
+    def port(self) -> int:
+        raise AssertionError("nobody needs it")
+
+
 def test_each_host_is_told_its_own_devices_and_all_ranks() -> None:
     devices = tuple(
         Device(index=i, host=host, kind="cpu", handle=str(i)) for i, host in enumerate(["a", "b", "b", "b"])
@@ -31,6 +41,6 @@ def test_each_host_is_told_its_own_devices_and_all_ranks() -> None:
     told = []
     for order, host in zip(orders, "ab", strict=True):
         its, placement = plan_from_message(order, [d for d in devices if d.host == host], host)
-        (_, word), _ = fill_placeholders(its, placement, address="n1", port=1)
+        (_, word), _ = fill_placeholders(its, placement, Somewhere())
         told.append(word)
     assert told == ["1 of 4", "3 of 4"]
