@@ -18,6 +18,8 @@ from statistics import median
 from types import FrameType
 from typing import Any, NoReturn
 
+from machine import machine
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # for `profiles`, whose scripts hold models
 JOB_SETS = tuple(ROOT / "jobscripts" / "marble" / f"set{n}.toml" for n in (1, 2, 3))
@@ -36,6 +38,7 @@ __all__ = [
     "ms",
     "partial_results",
     "percentile",
+    "spread",
     "wait_for",
 ]
 
@@ -72,7 +75,8 @@ class Report:
     def page(self) -> dict[str, Any]:
         """All there is, for `--json`."""
         rows = [asdict(row) for row in self.rows]
-        return {"schema": 1, "quick": self.quick, "results": self.results, "rows": rows}
+        about = {"schema": 1, "quick": self.quick, "machine": machine()}
+        return {**about, "results": self.results, "rows": rows}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -119,6 +123,7 @@ def main(
     if options_of is not None:
         options_of(parser)
     options = parser.parse_args()
+    machine()  # as it is before that loads it
     ending_on_sigterm()
     try:
         report = measure(options)
@@ -230,6 +235,12 @@ def percentile(samples: Sequence[float], share: float) -> float:
     """The sample that `share` (0..1) of all do not exceed (nearest rank)."""
     ordered = sorted(samples)
     return ordered[max(0, -(-round(share * 1e6) * len(ordered) // 1_000_000) - 1)]
+
+
+def spread(samples: Sequence[float], words: str) -> str:
+    """The median, and the least and the most if there are several; each as `words` has it."""
+    few = "" if len(samples) == 1 else f" ({words.format(min(samples))} to {words.format(max(samples))})"
+    return f"{words.format(median(samples))}{few}"
 
 
 def ms(seconds: float) -> str:

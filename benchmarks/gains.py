@@ -24,7 +24,7 @@ from typing import Any
 from common import percentile
 from gains_ways import ME, SETS, Block, Set, Way, blocks, each
 from queues import DAY, HOUR, SOURCES, background
-from run_all import machine
+from machine import machine
 
 from hpcsched.allocations.backfill import Queue, Settings
 

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from common import Row, median, ms, percentile
-from run_all import headline, keep, machine
+from machine import headline, machine
+from run_all import keep
 
 from hpcsched.core.model import JobState
 from hpcsched.core.plan import Plan

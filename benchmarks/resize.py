@@ -7,7 +7,8 @@ Other sizes, and what a suspend's time goes into: `suspend.py`.
 
 One training with about 90 MB of state (11 million parameters and their momentum). The launcher is the
 agent's own; this program plays the agent. "Gap": from the end of the last step before to the end of the
-first step after, less one step at the new rank count: time in which nothing was trained.
+first step after, less one step at the new rank count: time in which nothing was trained. It may be below 0, where
+that step was faster than most. What a user sees of resizes that a run decides on: `resize_seen.py`.
 
 A virtual machine may charge 13 us for a page of memory that its host has to find first, and 1.6 us for one
 that it has had in use before. The machines that hpcsched is for own their memory: so before each start this
@@ -160,7 +161,7 @@ class Training:
         """When rank 0's steps have begun ("b") or ended ("e")."""
         whole, _, _ = self.record.read_text().rpartition("\n")  # the last line may be on its way
         lines = (line.split() for line in whole.splitlines())
-        return [float(t) for rank, kind, _, t in lines if rank == "0" and kind == what]
+        return [float(t) for rank, kind, _, t, _ in lines if rank == "0" and kind == what]
 
     def train(self, steps: int = STEPS_BETWEEN) -> list[float]:
         """Let it do so many more steps; returns when the newest ended."""
@@ -217,7 +218,7 @@ def in_place(job: Training, repeat: int, report: Report, name: str, *, one_host:
             step_s = step_of(job.train())
             done = job.resized_at()  # the steps around it are the last before and the first after
             gap_s = next(b - a for a, b in itertools.pairwise(job.steps("e")) if a < done < b) - step_s
-            report.results.setdefault(f"{name}_{way}_gap_s", []).append(max(0.0, gap_s))
+            report.results.setdefault(f"{name}_{way}_gap_s", []).append(gap_s)
             report.results.setdefault(f"{name}_{way}_step_s", []).append(step_s)
         time.sleep(job.rest_s)
     job.leave(quick=False)

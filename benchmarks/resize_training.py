@@ -22,7 +22,7 @@ class Wide(Trainer):
 
     With `adamw` it has that optimizer instead, and weights that nobody has set: that takes long by itself.
     Each step writes one line there when it begins and one when it ends: the rank, "b" or "e", the step's
-    number in this process, and the time (monotonic, s).
+    number in this process, the time (monotonic, s), and the number of ranks.
     """
 
     def build(self, args: dict[str, Any]) -> Parts:
@@ -39,7 +39,8 @@ class Wide(Trainer):
         steps = [0]
 
         def write(what: str) -> None:
-            line = f"{os.environ['RANK']} {what} {steps[0]} {time.monotonic():.6f}\n"
+            ranks = os.environ["WORLD_SIZE"]
+            line = f"{os.environ['RANK']} {what} {steps[0]} {time.monotonic():.6f} {ranks}\n"
             os.write(record, line.encode())
 
         def loss(model: nn.Module, batch: Any) -> torch.Tensor:

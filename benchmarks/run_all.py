@@ -1,26 +1,29 @@
 """Runs every benchmark, prints one Markdown table, writes all samples to benchmarks/results/.
 
-    python benchmarks/run_all.py [--json] [--quick] [--only NAME]... [--output FILE]
+    python benchmarks/run_all.py [--json] [--quick] [--only NAME]... [--output FILE] [--hyperqueue PYTHON]
+    python benchmarks/run_all.py --check [--only NAME]... [--hyperqueue PYTHON]
+    python benchmarks/run_all.py --store-reference [--only NAME]... [--hyperqueue PYTHON]
 
 Each runs in a process of its own, one after the other. Takes long; keep the machine quiet.
+
+`--check` runs those whose ratios to a floor or a peer have a reference (`regressions.py`), and exits with 1 where
+one is lost by more than its noise, 2 where there is no reference for this kind of machine. `--store-reference`
+writes that, of a clean commit on a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import os
-import platform
-import re
 import subprocess
 import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import regressions
 from common import ROOT, Row, table
+from machine import headline, machine, slug
 
 HERE = Path(__file__).parent
 DEADLINES_S = {
@@ -31,10 +34,12 @@ DEADLINES_S = {
     "idle_agent": 120,
     "growth": 1800,
     "throughput": 900,
+    "dispatch": 3600,
     "latency": 300,
     "hosts": 300,
     "resume_equality": 600,
     "resize": 1200,
+    "resize_seen": 1200,
     "suspend": 600,
     "marble_torch": 1200,
     "plans": 300,
@@ -60,10 +65,6 @@ DEADLINES_S = {
 }
 """The benchmarks, in order, and the longest each may take."""
 
-LIBRARIES = ("hpcsched", "click", "msgspec", "psutil", "rich", "SQLAlchemy", "nvidia-ml-py", "torch", "numpy")
-QUIET = 0.5
-"""A load average above this makes numbers doubtful."""
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run all benchmarks.")
@@ -71,7 +72,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it works, not how fast")
     parser.add_argument("--only", action="append", choices=list(DEADLINES_S), metavar="NAME", default=[])
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to write the samples")
+    parser.add_argument("--hyperqueue", metavar="PYTHON", help="has the package `hyperqueue`, for `dispatch`")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument(
+        "--check", action="store_true", help="exit with 1 where a ratio of the reference is lost"
+    )
+    only.add_argument("--store-reference", action="store_true", help="write the reference of this machine")
     options = parser.parse_args()
+    judged = options.check or options.store_reference
     page: dict[str, Any] = {
         "schema": 1,
         "quick": options.quick,
@@ -79,11 +87,19 @@ def main() -> int:
         "results": {},
         "rows": [],
     }
+    reference = regressions.reference_of(page["machine"], HERE / "results")
+    if options.check and not reference.exists():
+        print(f"no reference for this kind of machine: {reference} (--store-reference)", file=sys.stderr)
+        return 2
+    if options.store_reference and (why := regressions.why_no_reference(page["machine"])):
+        print(f"no reference is stored: {why}", file=sys.stderr)
+        return 2
     failed = []
-    for name in options.only or DEADLINES_S:
+    for name in options.only or (regressions.PROGRAMS if judged else DEADLINES_S):
         print(f"{name} ...", file=sys.stderr, flush=True)
+        further = ["--hyperqueue", options.hyperqueue] if name == "dispatch" and options.hyperqueue else []
         try:
-            found = _run(name, quick=options.quick)
+            found = _run(name, *further, quick=options.quick)
         except (RuntimeError, ValueError, KeyError) as error:
             failed.append(name)
             page["rows"].append({"what": f"`{name}.py`", "goal": "", "measured": "failed", "ok": False})
@@ -91,16 +107,25 @@ def main() -> int:
             continue
         page["results"][name] = found["results"]
         page["rows"] += found["rows"]
+    lost = False
+    if options.check:
+        now = regressions.ratios(page["results"])
+        verdicts = regressions.verdicts(regressions.stored(reference), now)
+        lost = any(verdict.lost for verdict in verdicts) or not verdicts
+        page["rows"] += [verdict.row() for verdict in verdicts]
+    if options.store_reference and not failed:
+        regressions.store(page["results"], page["machine"], reference)
+        print(f"reference in {reference}", file=sys.stderr)
     output = options.output
-    if output is None and not options.quick:
-        output = HERE / "results" / f"{page['machine']['date'][:10]}-{_slug(page['machine'])}.json"
+    if output is None and not (options.quick or judged):
+        output = HERE / "results" / f"{page['machine']['date'][:10]}-{slug(page['machine'])}.json"
     if output:
         keep(page, output)
     if options.json:
         print(json.dumps(page))
     else:
         print(headline(page["machine"]) + "\n\n" + table([Row(**row) for row in page["rows"]]))
-    return int(bool(failed))
+    return int(bool(failed) or lost)
 
 
 def keep(page: dict[str, Any], output: Path) -> None:
@@ -110,8 +135,8 @@ def keep(page: dict[str, Any], output: Path) -> None:
     print(f"samples in {output}", file=sys.stderr)
 
 
-def _run(name: str, *, quick: bool) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / f"{name}.py"), "--json", *(["--quick"] if quick else [])]
+def _run(name: str, *further: str, quick: bool) -> dict[str, Any]:
+    command = [sys.executable, str(HERE / f"{name}.py"), "--json", *(["--quick"] if quick else []), *further]
     with tempfile.TemporaryFile() as output, subprocess.Popen(command, stdout=output, cwd=ROOT) as child:
         try:
             code = child.wait(DEADLINES_S[name])
@@ -127,79 +152,6 @@ def _run(name: str, *, quick: bool) -> dict[str, Any]:
         output.seek(0)
         page: dict[str, Any] = json.loads(output.read())
         return page
-
-
-def machine() -> dict[str, Any]:
-    """Where and with what this was measured."""
-    cpu = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    memory = re.search(r"^MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": cpu[1] if cpu else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_mib": int(memory[1]) // 1024 if memory else None,
-        "gpus": _gpus(),
-        "kernel": platform.release(),
-        "temporary_folder": _filesystem(tempfile.gettempdir()),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "libraries": {name: _version(name) for name in LIBRARIES},
-        "commit": _commit(),
-    }
-
-
-def headline(about: dict[str, Any]) -> str:
-    """One paragraph on where the numbers come from."""
-    gpus = ", ".join(about["gpus"]) or "no GPU"
-    libraries = ", ".join(f"{name} {version}" for name, version in about["libraries"].items() if version)
-    text = (
-        f"Measured {about['date'][:10]} on {about['cores']} cores of {about['cpu']}, "
-        f"{about['memory_mib'] // 1024} GiB, {gpus}; Linux {about['kernel']}, run directories on "
-        f"{about['temporary_folder']}; Python {about['python']}, {libraries}; "
-        f"commit {about['commit'] or 'unknown'}."
-    )
-    if about["load_before"] > QUIET:
-        text += f"\n\n**The machine was not quiet: load {about['load_before']:.2f} at the start.**"
-    return text
-
-
-def _slug(about: dict[str, Any]) -> str:
-    """The kind of host, for a file name: its GPUs if it has any, else its CPU."""
-    gpus = about["gpus"]
-    kind = f"{len(gpus)}x-{gpus[0]}" if gpus else f"{about['cores']}x-{about['cpu']}"
-    return re.sub(r"[^a-z0-9]+", "-", kind.lower()).strip("-")
-
-
-def _gpus() -> list[str]:
-    from hpcsched.devices.nvml import NvmlDevices
-
-    devices = NvmlDevices("here")
-    names = [device.kind for device in devices.inventory()]
-    devices.close()
-    return names
-
-
-def _filesystem(folder: str) -> str:
-    """The type of the filesystem that holds a folder: an fsync costs nothing on tmpfs."""
-    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
-    holding = [m for m in mounts if f"{folder}/".startswith(f"{m[1].rstrip('/')}/")]
-    return max(holding, key=lambda m: len(m[1]))[2] if holding else "unknown"
-
-
-def _version(library: str) -> str | None:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import re
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -98,7 +97,11 @@ def shortened(text: str, width: int) -> str:
 
 def room() -> int | None:
     """The characters of a line of the terminal that is written to; None: it is none, and all is shown."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if not sys.stdout.isatty():
+        return None
+    import shutil  # with all its archive formats: 2 ms that most commands need not wait for
+
+    return shutil.get_terminal_size().columns
 
 
 def hanging(text: str, *, under: int, width: int | None) -> str:

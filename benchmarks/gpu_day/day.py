@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from common import ROOT, Terminated, ending_on_sigterm
-from run_all import machine
+from machine import machine
 
 from gpu_day.boxes import Ended, run_in_box
 from gpu_day.device import Gpus, NoGpu, missing, torch_versions

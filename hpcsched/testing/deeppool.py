@@ -1,6 +1,6 @@
-"""The paper's own search for burst plans, as a reference to measure ours against (section 4.2).
+"""Our own rewrite of the search for burst plans of DeepPool's paper (section 4.2), to measure ours against.
 
-Written from the text of the paper: Algorithm 1 on chains, graph reduction in blocks, GPU counts that are
+Written from the text of the paper, not the authors' program, which is several times slower: Algorithm 1 on chains, graph reduction in blocks, GPU counts that are
 powers of two. As there, branches that run side by side are not checked against the number of GPUs that
 there are, and which choices the limit allows depends on the order in which they are tried.
 """
@@ -16,7 +16,7 @@ from hpcsched.planning.burst.structure import SOURCE, Edge, Knot, LayerBlock, Li
 Times = Mapping[int, float]
 
 
-class PaperSearch:
+class RewrittenSearch:
     """Algorithm 1 and graph reduction.
 
     Args:

@@ -53,6 +53,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("idle_agent", {"window_cpu_s", "window_wall_s", "rss_mib", "pss_mib"}),
         ("growth", {"bytes_a_job", "rss_bytes", "jobs_60_status_s", "jobs_60_explain_peak_mib"}),
         ("throughput", {"first_start_s", "noop_80_wall_s", "noop_80_ends_s", "xargs_80_wall_s"}),
+        ("dispatch", {"hpcsched_wall_s", "hpcsched_cpu_s", "ratio_to_xargs", "guards_cpu_ratio"}),
         ("sharing", {"alone_s", "hpcsched, one a slot: took_s", 'hpcsched, "share": makespan_s'}),
         ("plans", {"plan_of_10_default_s", "plan_of_10_goal=makespan_s"}),
         ("simulator_scale", {"jobs_1000_taken_s", "jobs_2000_events", "jobs_2000_peak_mib", "growth"}),
@@ -103,9 +104,21 @@ def test_all_programs_that_have_samples_are_run(tmp_path: Path) -> None:
     helpers = {"common", "run_all", "exact_digits", "marble_training", "resize_training"}
     helpers |= {"advise", "allocations", "load", "lanes_gpu", "networks", "pack_gpu"}
     helpers |= {"gains", "gains_ways", "queue_check", "queues", "several_allocations"}
-    helpers |= {"side_by_side", "vsw_gpu"}
+    helpers |= {"side_by_side", "vsw_gpu", "machine", "regressions"}
     helpers |= {"vsw_policies", "lora", "lora_packed"}
     assert all(name in done.stderr for name in programs - helpers)
+
+
+@pytest.mark.torch
+def test_resizes_are_seen_in_the_stamps_of_a_training(tmp_path: Path) -> None:
+    found = run(tmp_path, "resize_seen")["results"]
+    for way in ("grow", "shrink"):
+        for number in ("still", "lost", "less_old", "said", "old_step", "new_step"):
+            assert (
+                len(found[f"run_{way}_{number}_s"]) == 1
+            )  # below 0 where the machine did something else before
+        assert found[f"run_{way}_said_s"][0] > 0
+    assert len(found["in_place_grow_gap_s"]) == 1
 
 
 @pytest.mark.torch
