@@ -2,10 +2,10 @@
 
     python benchmarks/burst_plans.py [--json] [--quick]
 
-Beside each stands our own rewrite of the paper's Algorithm 1, from its text, on the same costs and in turn with
-the planner; and what the paper reports (Table 3, on another machine). The authors' own program is not run here: in
-the same minutes it took 5 to 14 times as long as the planner (measured from outside). The layers' times
-are those of an A100.
+Beside each stands our own rewrite of the paper's Algorithm 1, from its text, on the same costs and in turn
+with the planner; and what the paper reports (Table 3, on another machine). The authors' own program is not
+run here: in the same minutes it took 5 to 14 times as long as the planner (measured from outside). The
+layers' times are those of an A100.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     python benchmarks/dispatch.py [--json] [--quick] [--hyperqueue PYTHON] [--jobs N] [--rounds N]
 
-Every program is timed from its start to its end, as a user waits for it; the rounds take them in turn, so that
-each pair has had the same minutes of the machine. `--hyperqueue`: a Python that has the package `hyperqueue`
-(its server and worker are in it); task-spooler is `tsp` in PATH. What is not there is left out, and said.
+Every program is timed from its start to its end, as a user waits for it; the rounds take them in turn, so
+that each pair has had the same minutes of the machine. `--hyperqueue`: a Python that has the package
+`hyperqueue` (its server and worker are in it); task-spooler is `tsp` in PATH. What is not there is left
+out, and said.
 
-Processor time is that of all of a program's processes but the jobs' own: on a busy machine it says more than the
-clock. "Without guards": the same hpcsched with what `_GUARDS` names switched off.
+Processor time is that of all of a program's processes but the jobs' own: on a busy machine it says more
+than the clock. "Without guards": the same hpcsched with what `_GUARDS` names switched off.
 """
 
 from __future__ import annotations

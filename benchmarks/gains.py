@@ -23,8 +23,8 @@ from typing import Any
 
 from common import percentile
 from gains_ways import ME, SETS, Block, Set, Way, blocks, each
-from queues import DAY, HOUR, SOURCES, background
 from machine import machine
+from queues import DAY, HOUR, SOURCES, background
 
 from hpcsched.allocations.backfill import Queue, Settings
 

@@ -1,9 +1,10 @@
 """Ratios to a floor or to a peer, measured in pairs in one run: whether one is lost, against a reference.
 
-A ratio counts as lost where its median is below the reference's by more than its noise: the larger of LEAST of
-the reference, and three standard errors of the two medians, each from its own raw samples. So a ratio that varies
-much by itself has to fall far, one that does not is held tightly. The machine is in both sides of each ratio; a
-reference is that of one kind of machine all the same, as floors and programs gain differently by a faster one.
+A ratio counts as lost where its median is below the reference's by more than its noise: the larger of LEAST
+of the reference, and three standard errors of the two medians, each from its own raw samples. So a ratio
+that varies much by itself has to fall far, one that does not is held tightly. The machine is in both sides
+of each ratio; a reference is that of one kind of machine all the same, as floors and programs gain
+differently by a faster one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Samples = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of one program of the benchmarks; more is better. `of`: its samples, from the program's results;
+    """A ratio of one program; more is better. `of`: its samples, from the program's results;
     KeyError where the peer was not there."""
 
     program: str

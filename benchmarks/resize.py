@@ -7,8 +7,8 @@ Other sizes, and what a suspend's time goes into: `suspend.py`.
 
 One training with about 90 MB of state (11 million parameters and their momentum). The launcher is the
 agent's own; this program plays the agent. "Gap": from the end of the last step before to the end of the
-first step after, less one step at the new rank count: time in which nothing was trained. It may be below 0, where
-that step was faster than most. What a user sees of resizes that a run decides on: `resize_seen.py`.
+first step after, less one step at the new rank count: time in which nothing was trained. It may be below 0,
+where that step was faster than most. What a user sees of resizes that a run decides on: `resize_seen.py`.
 
 A virtual machine may charge 13 us for a page of memory that its host has to find first, and 1.6 us for one
 that it has had in use before. The machines that hpcsched is for own their memory: so before each start this

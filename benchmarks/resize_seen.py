@@ -2,15 +2,16 @@
 
     python benchmarks/resize_seen.py [--json] [--quick] [--rounds N]
 
-The training is that of `resize.py`, 90 MB of state, its own stamps of each step's end all that is looked at. It
-has two CPU slots; each time that a guest (`cat` of a pipe) comes it shrinks to one, and grows again when that has gone
-(`--policy equal`). In turn with it, in the same minutes, the resizes that `resize.py` orders itself.
+The training is that of `resize.py`, 90 MB of state, its own stamps of each step's end all that is looked
+at. It has two CPU slots; each time that a guest (`cat` of a pipe) comes it shrinks to one, and grows again
+when that has gone (`--policy equal`). In turn with it, in the same minutes, the resizes that `resize.py`
+orders itself.
 
-*Stood still*: from the last step's end before to the first one's after, less the median step at the new count.
-That gap has one whole step in it, and that one is of the new count: less a step of the old count it would be the
-steps' difference more. *Lost in all*: what the steps from six before the gap to six after it took longer than
-as many median steps of their count: also what the training is slowed by while the joining rank is built beside
-it, and by memory that is used for the first time.
+*Stood still*: from the last step's end before to the first one's after, less the median step at the new
+count. That gap has one whole step in it, and that one is of the new count: less a step of the old count it
+would be the steps' difference more. *Lost in all*: what the steps from six before the gap to six after it
+took longer than as many median steps of their count: also what the training is slowed by while the joining
+rank is built beside it, and by memory that is used for the first time.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
 
 Each runs in a process of its own, one after the other. Takes long; keep the machine quiet.
 
-`--check` runs those whose ratios to a floor or a peer have a reference (`regressions.py`), and exits with 1 where
-one is lost by more than its noise, 2 where there is no reference for this kind of machine. `--store-reference`
-writes that, of a clean commit on a quiet machine.
+`--check` runs those whose ratios to a floor or a peer have a reference (`regressions.py`), and exits with 1
+where one is lost by more than its noise, 2 where there is no reference for this kind of machine. `--store-
+reference` writes that, of a clean commit on a quiet machine.
 """
 
 from __future__ import annotations

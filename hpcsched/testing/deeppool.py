@@ -1,8 +1,9 @@
 """Our own rewrite of the search for burst plans of DeepPool's paper (section 4.2), to measure ours against.
 
-Written from the text of the paper, not the authors' program, which is several times slower: Algorithm 1 on chains, graph reduction in blocks, GPU counts that are
-powers of two. As there, branches that run side by side are not checked against the number of GPUs that
-there are, and which choices the limit allows depends on the order in which they are tried.
+Written from the text of the paper, not the authors' program, which is several times slower: Algorithm 1 on
+chains, graph reduction in blocks, GPU counts that are powers of two. As there, branches that run side by
+side are not checked against the number of GPUs that there are, and which choices the limit allows depends
+on the order in which they are tried.
 """
 
 from __future__ import annotations
