@@ -216,17 +216,28 @@ def test_a_rank_is_pinned_to_its_cores_before_it_begins(tmp_path: Path) -> None:
     assert sorted(text_of(tmp_path).splitlines()) == [f"{r} { {cores[r % len(cores)]} }" for r in range(2)]
 
 
-def test_start_times_are_those_of_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_times_are_those_of_proc(tmp_path: Path) -> None:
     launcher = LocalLauncher()
-    for _ in range(20):
+    for _ in range(5):
         workers = launcher.launch(plan(tmp_path, ["sleep", "30"]))
         ((pid, began),) = workers.processes
         assert began == proc_stat(pid).start_ticks
         workers.abandon()
-    assert launcher._start_times._agree  # no look into /proc is needed any more
-    monkeypatch.setattr(proc, "clock_ticks", lambda: 7)  # a kernel that counts from something else
-    other = proc.StartTimes()
-    assert [other.of(os.getpid(), since=7) for _ in range(2)] == [proc_stat(os.getpid()).start_ticks] * 2
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_proc_is_asked_for_start_times_until_the_clock_agrees(
+    monkeypatch: pytest.MonkeyPatch, off: int
+) -> None:
+    """`off`: a kernel that counts from another moment is asked for good."""
+    asked, ours = [], proc_stat(os.getpid()).start_ticks
+    monkeypatch.setattr(proc, "clock_ticks", lambda: ours + off)
+    monkeypatch.setattr(proc, "start_ticks", lambda pid: asked.append(pid) or ours)
+    times = proc.StartTimes()
+    assert times.of(7, since=ours + off - 1) == ours and asked == [7]  # another tick by now
+    assert [times.of(7, since=ours + off) for _ in range(3)] == [ours] * 3
+    assert len(asked) == (2 if off == 0 else 4)
+    assert times.of(8, since=ours + off - 1) == ours and asked[-1] == 8
 
 
 def test_what_the_agent_ignores_or_blocks_is_default_in_the_worker(tmp_path: Path) -> None:
