@@ -74,7 +74,9 @@ def commands() -> list[bytes]:
     ]
     made = [Command(command="submit", jobs=[job]) for job in jobs]
     made += [Command(command="submit", jobs=jobs, update=True, workdir="/w", cancelled=["mine"])]
-    made += [Command(command="retry", targets=[1, 2]), Command(command="cancel", targets=[2])]
+    made *= 3  # there is more to get wrong in them
+    others = ("cancel", "hold", "release", "suspend", "resume", "retry")
+    made += [Command(command=what, targets=[1, 2]) for what in others]
     made += [Command(command="drain"), Command(command="signal", targets=[1], signal="SIGUSR1")]
     shell = (
         b'{"command":"submit","jobs":[{"name":"n0","kind":"command","model":"m","command":["true"],"nodes":1,'
