@@ -51,7 +51,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--most", type=int, default=10**9, metavar="N", help="inputs of a target")
     parser.add_argument("--at-once", type=int, default=os.cpu_count(), metavar="N", help="targets")
-    parser.add_argument("--blind", action="store_true", help="new lines do not guide")
+    parser.add_argument("--guided", action="store_true", help="new lines guide")
     parser.add_argument("--plant", choices=PLANTED, help="with a bug that is put in on purpose")
     parser.add_argument("--cpu", type=float, default=sandbox.CPU_S, help="seconds of a core for an input")
     parser.add_argument("--busy", action="store_true", help="seconds are those of a core, not of a clock")
@@ -83,7 +83,7 @@ def main(words: Sequence[str]) -> int:
         **more,
     }
     plan |= {"busy": True} if args.busy else {}
-    plan |= {"guided": False, "counted": True} if args.blind else {}
+    plan |= {"guided": True} if args.guided else {}
     began = time.monotonic()
     with multiprocessing.get_context("fork").Pool(min(args.at_once, len(names)), maxtasksperchild=1) as pool:
         ended = pool.starmap(_one, [(name, plan) for name in names], chunksize=1)

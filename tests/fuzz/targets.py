@@ -26,7 +26,7 @@ class Target:
     form: Form
     seeds: Callable[[], Sequence[bytes]]
     act: Act
-    guided: bool = True
+    guided: bool = False
     """Whether lines newly reached guide the choice of what is changed next: see `python -m tests.fuzz`."""
 
 
