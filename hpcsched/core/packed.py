@@ -56,9 +56,9 @@ class Jobs(dict[int, Job]):
         self._alike: list[bytes] = []
         """The dictionaries: a job as it is before it is compressed."""
         self._left_of_alike = 0
-        self._packed_states = Counter[JobState]()
         self.read: Callable[[bytes], Job] | None = None
         """What makes jobs of the bytes that are kept."""
+        self._packed_states = Counter[JobState]()
         self.last_id = 0
         """The largest of all ids; 0: there is none."""
 
@@ -75,8 +75,8 @@ class Jobs(dict[int, Job]):
             self._pack(job)
 
     def _pack(self, job: Job) -> None:
-        if self._is_odd(job.id):
-            return
+        if job.id > 2 * len(self) + _SAME_FOR:
+            return  # ids count from 1 without a gap: not those of a journal that somebody has made up
         try:
             data = _dumped(job)
         except (pickle.PicklingError, TypeError, AttributeError):
@@ -87,27 +87,31 @@ class Jobs(dict[int, Job]):
             self._left_of_alike = _SAME_FOR
         self._left_of_alike -= 1
         compress = zlib.compressobj(6, wbits=_RAW, memLevel=6, zdict=self._alike[-1])
-        head = _HEAD.pack(_NUMBERS[job.state], job.ended_s or 0.0, len(self._alike) - 1)
-        self._put(job.id, head + compress.compress(data) + compress.flush())
-        self._packed_states[job.state] += 1
+        data = compress.compress(data) + compress.flush()
+        self._put(job.id, job.state, job.ended_s or 0.0, len(self._alike) - 1, data)
         del self[job.id]
 
-    def keep(self, jobs: Iterable[Kept], read: Callable[[bytes], Job]) -> None:
-        """Take jobs in that are over, as bytes of which `read` makes jobs when they are asked for."""
+    def _put(self, job_id: int, state: JobState, ended_s: float, alike: int, data: bytes) -> None:
+        self._packed.extend([b""] * (job_id + 1 - len(self._packed)))
+        self._packed[job_id] = _HEAD.pack(_NUMBERS[state], ended_s, alike) + data
+        self._packed_states[state] += 1
+
+    def keep(self, jobs: Iterable[Kept], read: Callable[[bytes], Job], *, most: int) -> None:
+        """Take jobs in that are over, as bytes of which `read` makes jobs when they are asked for.
+
+        Raises ValueError where an id is not in 1 to `most`: room is taken for all these.
+        """
         self.read = read
         for job_id, state, ended_s, data in jobs:
+            if not 0 < job_id <= most:
+                raise ValueError(f"a job of id {job_id}")
+            self._put(job_id, state, ended_s, _KEPT, data)
             self.last_id = max(self.last_id, job_id)
-            if self._is_odd(job_id):
-                self[job_id] = read(data)
-                continue
-            self._put(job_id, _HEAD.pack(_NUMBERS[state], ended_s, _KEPT) + data)
-            self._packed_states[state] += 1
 
     def kept(self) -> Iterator[Kept]:
         """Those whose bytes are still what stands for them."""
         for job_id in self._ids():
-            data = self._packed[job_id]
-            number, ended_s, alike = _HEAD.unpack_from(data)
+            number, ended_s, alike = _HEAD.unpack_from(data := self._packed[job_id])
             if alike == _KEPT:
                 yield job_id, _STATES[number], ended_s, data[_HEAD.size :]
 
@@ -120,22 +124,12 @@ class Jobs(dict[int, Job]):
         assert isinstance(job, Job)
         return job
 
-    def _is_odd(self, job_id: int) -> bool:
-        """Whether a list of ids would be much too long: they count from 1 without a gap, but for those of a
-        journal that somebody has made up."""
-        return job_id > 2 * len(self) + _SAME_FOR
-
-    def _put(self, job_id: int, data: bytes) -> None:
-        self._packed.extend([b""] * (job_id + 1 - len(self._packed)))
-        self._packed[job_id] = data
+    def _data(self, job_id: int) -> bytes:
+        return self._packed[job_id] if 0 < job_id < len(self._packed) else b""
 
     def look(self, job_id: int) -> Job:
         """A job for reading: a copy, if it is packed."""
-        data = self._data(job_id)
-        return self._unpacked(data) if data else self[job_id]
-
-    def _data(self, job_id: int) -> bytes:
-        return self._packed[job_id] if 0 < job_id < len(self._packed) else b""
+        return self._unpacked(data) if (data := self._data(job_id)) else self[job_id]
 
     def __missing__(self, job_id: int) -> Job:
         if not (data := self._data(job_id)):

@@ -129,9 +129,11 @@ def decode(body: bytes, make_policy: PolicyMaker) -> tuple[Machine, set[str]]:
     collects = gc.isenabled()
     gc.disable()  # all that is made here is kept: to look for garbage in it takes longer than to make it
     try:
-        jobs.keep(found.jobs, _Reader(found.tables))
+        jobs.keep(found.jobs, _Reader(found.tables), most=len(body))  # no job takes less than a byte
         externals = {"make_policy": make_policy, "jobs": jobs}
         root = Decoder(found.tables, externals, apart=jobs.__getitem__).graph(found.machine)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
     finally:
         if collects:
             gc.enable()

@@ -247,7 +247,7 @@ def test_jobs_that_are_kept_as_bytes_are_read_when_they_are_asked_for() -> None:
         read.append(data)
         return of_all_kinds(int(data))
 
-    jobs.keep([(7, one.state, 8.5, b"7"), (9, JobState.COMPLETED, 2.0, b"9")], reads)
+    jobs.keep([(7, one.state, 8.5, b"7"), (9, JobState.COMPLETED, 2.0, b"9")], reads, most=9)
     jobs.add(of_all_kinds(10))
     assert not read and len(jobs) == 3 and list(jobs) == [7, 9, 10] and jobs.last_id == 10
     assert jobs.counts()[JobState.COMPLETED] >= 1 and 9 in jobs and not read
@@ -260,3 +260,6 @@ def test_jobs_that_are_kept_as_bytes_are_read_when_they_are_asked_for() -> None:
     assert not [*jobs.kept()] and len(read) == before + 1
     jobs.pack()
     assert same(jobs.look(7), one)
+    for job_id in (0, -1, 2**40):
+        with pytest.raises(ValueError, match="a job of id"):
+            Jobs().keep([(job_id, JobState.COMPLETED, 2.0, b"9")], reads, most=100)
