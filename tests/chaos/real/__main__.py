@@ -1,0 +1,131 @@
+"""Schedules of faults over real runs, several at a time.
+
+    python -m tests.chaos.real --seconds 60 [--first SEED] [--most N] [--flavour WORD] [--at-once 4] [--json FILE]
+    python -m tests.chaos.real --only SEED [--flavour WORD] [--shrink]
+
+Exit code 1 when one violates what must hold. `--json`: rows are added to those that the file has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from .campaign import Row, played, shrunk, unplayed
+from .lives import PATIENCE_S
+from .places import started_by
+from .schedule import FLAVOURS, Schedule, drawn
+
+HANGS_S = 2 * PATIENCE_S
+"""After which a schedule's own process counts as hanging."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Play schedules; the exit code."""
+    parser = argparse.ArgumentParser(prog="chaos.real", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--first", type=int, default=0, metavar="SEED")
+    parser.add_argument("--most", type=int, default=10**9, metavar="N")
+    parser.add_argument("--only", type=int, metavar="SEED")
+    parser.add_argument("--flavour", choices=sorted(FLAVOURS), default="")
+    parser.add_argument("--at-once", type=int, default=4, metavar="N")
+    parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args(words)
+    if args.only is not None:
+        return _only(args.only, args.flavour, shrink=args.shrink)
+    began, rows = time.monotonic(), list[Row]()
+    seeds, under_way = iter(range(args.first, args.first + args.most)), dict[int, Playing]()
+    while True:
+        while len(under_way) < args.at_once and time.monotonic() - began < args.seconds:
+            if (seed := next(seeds, None)) is None:
+                break
+            one = Playing.begin(drawn(seed, args.flavour))
+            under_way[one.pid] = one
+        if not under_way:
+            break
+        for one in [one for one in under_way.values() if one.over()]:
+            rows.append(under_way.pop(one.pid).row())
+            _tell(rows[-1])
+            if args.json:
+                add(args.json, rows[-1])
+        time.sleep(0.05)
+    bad = [row for row in rows if row.violations]
+    print(f"{len(rows)} schedules in {time.monotonic() - began:.0f} s, {len(bad)} with violations")
+    return bool(bad)
+
+
+@dataclass
+class Playing:
+    """A schedule that is played in a process of its own, a fork of this one."""
+
+    schedule: Schedule
+    pid: int
+    told: Path
+    began: float
+
+    @classmethod
+    def begin(cls, schedule: Schedule) -> Playing:
+        told = Path(tempfile.mkstemp(prefix="chaos-row-")[1])
+        if not (pid := os.fork()):
+            try:
+                os.setsid()
+                told.write_bytes(msgspec.json.encode(played(schedule)))
+            finally:
+                os._exit(0)
+        return cls(schedule, pid, told, time.monotonic())
+
+    def over(self) -> bool:
+        """Whether it has ended; one that hangs is killed, with all that it has started."""
+        if time.monotonic() - self.began > HANGS_S:
+            for one in started_by(self.pid):
+                one.kill()
+            os.kill(self.pid, signal.SIGKILL)
+        return bool(os.waitpid(self.pid, os.WNOHANG)[0])
+
+    def row(self) -> Row:
+        text = self.told.read_bytes()
+        self.told.unlink()
+        return msgspec.json.decode(text, type=Row) if text else unplayed(self.schedule, "it has hung")
+
+
+def _tell(row: Row) -> None:
+    about = row.skipped or f"{row.lives} lives, {dict(row.faults)}"
+    print(f"seed {row.seed} {row.flavour} {row.seconds} s: {about}", flush=True)
+    for line in row.violations:
+        print(f"    !! {line}", flush=True)
+
+
+def _only(seed: int, flavour: str, *, shrink: bool) -> int:
+    schedule = drawn(seed, flavour)
+    row = played(schedule)
+    if shrink and row.violations:
+        schedule = shrunk(schedule)
+        row = played(schedule)
+    print("\n".join([str(schedule), *(f"    {line}" for line in row.said)]))
+    _tell(row)
+    return bool(row.violations)
+
+
+def add(path: Path, row: Row) -> None:
+    """Add a row to a file of results, a line a row."""
+    rows = json.loads(path.read_text())["schedules"] if path.exists() else []
+    rows.append(row.page())
+    text = ",\n".join(json.dumps(one) for one in rows)
+    part = path.with_suffix(".part")
+    part.write_text(f'{{"schema": 1, "schedules": [\n{text}\n]}}\n')
+    part.rename(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

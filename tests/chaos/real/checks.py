@@ -1,0 +1,297 @@
+"""What must be true of a run that is over: by the ledgers of its programs, its users' memory, its files and processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from itertools import groupby, pairwise, zip_longest
+from pathlib import Path
+from typing import Any
+
+from hpcsched.core.machine import Machine
+from hpcsched.policy import make_policy
+from hpcsched.store.replay import replay
+
+from .jobs import RETRIES, SAME
+from .schedule import TORCH, Job
+from .world import Line, World
+
+GONE_WITHIN_S = 15.0
+"""How long the last processes of a run that is over may take to end."""
+
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
+
+
+def violations(world: World, weights: dict[str, float]) -> list[str]:
+    """What is wrong, each in a line; empty if nothing is. `weights`: of undisturbed trainings, by `weights.key`."""
+    found = list(world.wrong)
+    if any(line.startswith("not over") for line in found):
+        return found
+    found += _left(world)
+    machine = replay(world.bench.rundir.journal, make_policy).machine
+    page = _status(world, found)
+    found += _records(machine, page)
+    found += _states(world, machine)
+    found += _weights(world, page, weights)
+    for name in world.ledgers():
+        found += _training(world, machine, name)
+    found += _counts(world, machine)
+    found += _commands(world, machine)
+    found += _explained(world, page)
+    found += _walltimes(world)
+    return list(dict.fromkeys(found))
+
+
+def _status(world: World, found: list[str]) -> dict[str, Any]:
+    answer = world.command("status", "--json")
+    if answer.code:
+        found.append(f"`status --json` ends with {answer.code}: {answer.said[-200:]}")
+    page: dict[str, Any] = json.loads(answer.said[answer.said.index("{") :])
+    return page
+
+
+def _records(machine: Machine, page: dict[str, Any]) -> Iterator[str]:
+    """The journal leads to what the snapshot shows."""
+    shown = {job["id"]: job for job in page["jobs"]}
+    if page["run"]["state"] != "FINISHED" or not machine.run.finished:
+        yield f"the run is {page['run']['state']}, and by its journal {'' if machine.run.finished else 'not '}over"
+    if set(shown) != set(machine.run.jobs):
+        yield f"the snapshot has the jobs {sorted(shown)}, the journal {sorted(machine.run.jobs)}"
+    for job in machine.run.jobs.values():
+        row = shown.get(job.id, {})
+        for key, value in (("state", str(job.state)), ("attempt", job.attempt), ("name", job.spec.name)):
+            if row and row.get(key) != value:
+                yield f"{job.spec.name}: {key} is {value} by the journal, {row.get(key)} in the snapshot"
+    for gpu in page["gpus"]:
+        if gpu["job"] is not None:
+            yield f"slot {gpu['index']} is still job {gpu['job']}'s"
+
+
+def _states(world: World, machine: Machine) -> Iterator[str]:
+    drawn = {job.name: job for job in (*world.schedule.jobs, *world.schedule.later)}
+    for job in machine.run.jobs.values():
+        name, state = job.spec.name, str(job.state)
+        one = drawn.get(name) or next((j for j in drawn.values() if name.startswith(f"{j.name}-")), None)
+        lines = world.ledger(name)
+        if state not in FINAL:
+            yield f"{name} is {state} at the end"
+        if state == "COMPLETED" and one and one.kind not in TORCH:
+            if not any(line.what == "done" for line in lines):
+                yield f"{name} is COMPLETED, and has not come to its end"
+            elif one.kind == "contract" and job.step != one.steps:
+                yield f"{name} is COMPLETED after step {job.step} of {one.steps}"
+        if state != "COMPLETED" and (why := _wrongly(world, machine, name, state, one)):
+            reason = job.story[-1].reason.said(machine.ledger.noun) if job.story else ""
+            yield f"{name} is {state} ({reason}): {why}"
+
+
+def _wrongly(world: World, machine: Machine, name: str, state: str, job: Job | None) -> str:
+    """Why a job should not have ended so; empty if it may have."""
+    if state == "CANCELLED":
+        if any(a.words[:2] == ("cancel", name) for a in world.answers):
+            return ""
+        for other in job.keys.get("after", ()) if job else ():
+            if str(machine.run.by_name[other].state) != "COMPLETED":
+                return ""
+        return "nobody has cancelled it"
+    if job and job.options.get("takes_mib"):
+        return "" if state in ("OUT_OF_MEMORY", "FAILED") else "it takes too much memory"
+    if state == "OUT_OF_MEMORY":
+        return "it takes little memory"
+    failures = [line for line in world.ledger(name) if line.what == "fail"]
+    own = sum(not _for_want_of_room(world, line) for line in failures)
+    retries = int(job.keys.get("retries", RETRIES)) if job else RETRIES
+    spoilt = sum(what == "healed" for _, what in world.disturbed) + world.killed[name]
+    if state == "FAILED" and own + spoilt > retries:
+        return ""
+    return f"its program has failed {own} times and was disturbed {spoilt} times, {retries} are forgiven"
+
+
+def _for_want_of_room(world: World, line: Line) -> bool:
+    return line.step in (28, 122)  # ENOSPC, EDQUOT: its step is the number of the error
+
+
+def _weights(world: World, page: dict[str, Any], weights: dict[str, float]) -> Iterator[str]:
+    from .weights import key
+
+    for job in world.schedule.jobs:
+        if job.kind not in SAME:
+            continue
+        row = next((j for j in page["jobs"] if j["name"] == job.name), None)
+        if row and row["state"] == "COMPLETED":
+            got, wanted = row["metrics"].get("weights"), weights[key(job)]
+            if got != wanted:
+                yield f"{job.name} ({job.kind}) ends with the weights {got}, undisturbed with {wanted}"
+
+
+def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
+    """Each step once, or again from what was saved; never two attempts at once."""
+    lines = world.ledger(name)
+    parts = [list(part) for _, part in groupby(lines, lambda line: line.word)]
+    words = [part[0].word for part in parts]
+    for word in {w for w in words if words.count(w) > 1}:
+        others = sorted({line.word for part in parts for line in part} - {word})
+        yield f"{name}: two processes worked at once ({word} and some of {', '.join(others)})"
+    trainer = any(job.name == name and job.kind in TORCH for job in world.schedule.jobs)
+    own_saves = any(job.name == name and job.kind in ("saves", "goes") for job in world.schedule.jobs)
+    for part in parts:
+        steps = [line.step for line in part if line.what in ("begin", "step")]
+        if any(after not in ((before + 1,) if not trainer else (before, before + 1)) for before, after in pairwise(steps)):
+            if not trainer:
+                yield f"{name}: the steps of attempt {part[0].attempt} are not one after the other: {steps}"
+    if trainer:
+        yield from _goes_on_from_files(world, machine, name, parts)
+        return
+    for before, after in pairwise(parts):
+        begin = next((line.step for line in after if line.what == "begin"), None)
+        if begin is None:
+            continue
+        known = _savings(parts[: parts.index(after)])
+        if own_saves:  # its newest checkpoint may be half written: the one before it is as good
+            known |= set(sorted({l.step for part in parts[: parts.index(after)] for l in part if l.what == "saved"})[-2:])
+        if begin not in known and not (begin == 0 and not known - {0}):
+            last = before[-1]
+            yield (
+                f"{name}: attempt {after[0].attempt} began at step {begin}, saved were {sorted(known)}, "
+                f"the last line before is {last.what} {last.step}"
+            )
+
+
+def _savings(parts: list[list[Line]]) -> set[int]:
+    """The steps from which the next process may go on: the last one saved, and those that it may have saved after."""
+    found = {0}
+    for part in parts:
+        for line in part:
+            if line.what == "saved":
+                found = {line.step}
+            elif line.what == "saving":
+                found |= {line.step}
+    return found
+
+
+def _goes_on_from_files(world: World, machine: Machine, name: str, parts: list[list[Line]]) -> Iterator[str]:
+    """A trainer goes on at, or after, what its STATE.json was seen to say before."""
+    job = machine.run.by_name.get(name)
+    seen = world.saved.get(str(job.id), []) if job else []
+    for before, after in pairwise(parts):
+        begin, done = after[0].step, before[-1].step + 1
+        durable = max((step for at, step in seen if at < after[0].at - 0.05), default=0)
+        if begin < durable:
+            yield f"{name}: went on at step {begin}, {durable} was saved"
+        if begin > done:
+            yield f"{name}: went on at step {begin} after {done}"
+    if parts and parts[0][0].step:
+        yield f"{name} began at step {parts[0][0].step}"
+
+
+def _counts(world: World, machine: Machine) -> Iterator[str]:
+    """Steps repeated are counted: never more than there were, and all where no agent has died."""
+    agents = any(life.killed for life in world.lives) or world.struck["stop agent"]
+    for job in machine.run.jobs.values():
+        name = job.spec.name
+        one = next((j for j in world.schedule.jobs if j.name == name), None)
+        if one is None or one.kind not in ("contract", "shell"):
+            continue
+        lost, ends = _lost(world.ledger(name))
+        if job.repeated > lost:
+            yield f"{name}: {job.repeated} steps are told to be repeated, {lost} were lost"
+        if not agents and not world.schedule.hosts and job.repeated < lost - ends:  # a step is told after its line
+            yield f"{name}: {job.repeated} steps are told to be repeated, {lost} were lost, and no agent has died"
+
+
+def _lost(lines: list[Line]) -> tuple[int, int]:
+    """How many steps a job has done and could not go on from, and how many processes had such steps."""
+    parts = [list(part) for _, part in groupby(lines, lambda line: line.word)]
+    found = []
+    for part, after in zip_longest(parts, parts[1:]):
+        done = max(line.step for line in part if line.what in ("begin", "step", "saved") or part[0] is line)
+        begin = max(_savings(parts[: parts.index(part) + 1])) if after is None else _begin(after)
+        if begin is not None:
+            found.append(max(0, done - begin))
+    return sum(found), sum(lost > 0 for lost in found)
+
+
+def _begin(part: list[Line]) -> int | None:
+    return next((line.step for line in part if line.what == "begin"), None)
+
+
+def _commands(world: World, machine: Machine) -> Iterator[str]:
+    """What was acknowledged has happened."""
+    for answer in world.answers:
+        verb, *rest = answer.words
+        if answer.code or not rest:
+            continue
+        if verb == "submit" and Path(rest[0]).stem not in machine.run.by_name:
+            yield f"the submit of {Path(rest[0]).stem} was acknowledged, and it is not there"
+        if verb == "cancel":
+            for job in machine.run.jobs.values():
+                if job.spec.name == rest[0] and str(job.state) not in FINAL:
+                    yield f"the cancel of {rest[0]} was acknowledged, and it is {job.state}"
+    for verb, undone in (("hold", "release"), ("suspend", "resume")):
+        yield from _stands_still(world, verb, undone)
+    for job in world.schedule.jobs:
+        if job.kind != "array" and job.name not in machine.run.by_name:
+            yield f"{job.name} is lost"
+
+
+def _stands_still(world: World, verb: str, undone: str) -> Iterator[str]:
+    """No process of a job begins between a `hold` or `suspend` that was done and what takes it back."""
+    for asked in world.answers:
+        if asked.code or asked.words[0] != verb:
+            continue
+        name = asked.words[1]
+        later = [a for a in world.answers if a.words[:2] == (undone, name) and a.began > asked.ended]
+        until = min((a.began for a in later), default=asked.ended)
+        for line in world.ledger(name):
+            if line.what == "begin" and asked.ended + 0.5 < line.at < until:
+                yield f"{name}: began {line.at - asked.ended:.2f} s after `{verb}` was done"
+
+
+def _explained(world: World, page: dict[str, Any]) -> Iterator[str]:
+    """`explain` says what `status` says."""
+    jobs = page["jobs"]
+    if not jobs:
+        return
+    row = jobs[world.schedule.seed % len(jobs)]
+    answer = world.command("explain", row["name"])
+    if answer.code not in (0, 3):
+        yield f"`explain {row['name']}` ends with {answer.code}"
+    if f"is {row['state']}" not in answer.said:
+        yield f"{row['name']} is {row['state']}, and `explain` says: {answer.said.splitlines()[:1]}"
+
+
+def _walltimes(world: World) -> Iterator[str]:
+    """An allocation that ends finds nobody who has not left, unless something went wrong near its end."""
+    for number, life in enumerate(world.lives, 1):
+        if life.late and not disturbed_near(world, life.over or 0.0):
+            yield f"life {number} had not left when its allocation ended"
+
+
+def disturbed_near(world: World, end: float, within_s: float = 8.0) -> bool:
+    """Whether something went wrong so shortly before."""
+    return any(end - within_s < at <= end for at, _ in world.disturbed)
+
+
+def _left(world: World) -> Iterator[str]:
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while left := [one for one in world.processes() if not _of_a_batch_system(one.words)]:
+        if time.monotonic() > deadline:
+            for one in left:
+                yield f"a process is left: {one.role} {one.pid} {' '.join(one.words)[:200]}"
+            break
+        time.sleep(0.05)
+    root = world.bench.dir
+    for pattern in ("*.tmp", ".*.tmp", "held.*", "join*.json", "*.new", "inbox/tmp/*"):
+        for path in root.rglob(pattern) if "/" not in pattern else root.glob(pattern):
+            yield f"a file is left: {path.relative_to(root)}"
+    numbers = {str(life.process.pid) for life in world.lives}
+    numbers |= {str(line.pid) for name in world.ledgers() for line in world.ledger(name)}
+    for path in Path("/dev/shm").iterdir():
+        if world.schedule.flavour != "pids" and numbers & set(path.name.replace("-", "_").split("_")):
+            yield f"a memory segment is left: {path.name}"
+
+
+def _of_a_batch_system(words: tuple[str, ...]) -> bool:
+    """A stand-in of a batch system's command, which hangs: its caller was killed."""
+    return "300" in words or any(word.endswith(("/squeue", "/scontrol")) for word in words)
