@@ -25,6 +25,7 @@ from .campaign import Row, played, shrunk, unplayed
 from .lives import PATIENCE_S
 from .places import started_by
 from .schedule import FLAVOURS, Schedule, drawn
+from .weights import undisturbed
 
 HANGS_S = 2 * PATIENCE_S
 """After which a schedule's own process counts as hanging."""
@@ -44,6 +45,7 @@ def main(words: Sequence[str]) -> int:
     args = parser.parse_args(words)
     if args.only is not None:
         return _only(args.only, args.flavour, shrink=args.shrink)
+    undisturbed()  # once, and not beside others
     began, rows = time.monotonic(), list[Row]()
     seeds, under_way = iter(range(args.first, args.first + args.most)), dict[int, Playing]()
     while True:

@@ -92,7 +92,7 @@ def _wrongly(world: World, machine: Machine, name: str, state: str, job: Job | N
         if any(a.words[:2] == ("cancel", name) for a in world.answers):
             return ""
         for other in job.keys.get("after", ()) if job else ():
-            if str(machine.run.by_name[other].state) != "COMPLETED":
+            if str(machine.run.jobs[machine.run.by_name[other]].state) != "COMPLETED":
                 return ""
         return "nobody has cancelled it"
     if job and job.options.get("takes_mib"):
@@ -172,8 +172,7 @@ def _savings(parts: list[list[Line]]) -> set[int]:
 
 def _goes_on_from_files(world: World, machine: Machine, name: str, parts: list[list[Line]]) -> Iterator[str]:
     """A trainer goes on at, or after, what its STATE.json was seen to say before."""
-    job = machine.run.by_name.get(name)
-    seen = world.saved.get(str(job.id), []) if job else []
+    seen = world.saved.get(str(machine.run.by_name.get(name)), [])
     for before, after in pairwise(parts):
         begin, done = after[0].step, before[-1].step + 1
         durable = max((step for at, step in seen if at < after[0].at - 0.05), default=0)
@@ -187,29 +186,35 @@ def _goes_on_from_files(world: World, machine: Machine, name: str, parts: list[l
 
 def _counts(world: World, machine: Machine) -> Iterator[str]:
     """Steps repeated are counted: never more than there were, and all where no agent has died."""
-    agents = any(life.killed for life in world.lives) or world.struck["stop agent"]
+    agents = any(life.process.returncode != 75 for life in world.lives[:-1]) or world.struck["stop agent"]
     for job in machine.run.jobs.values():
         name = job.spec.name
         one = next((j for j in world.schedule.jobs if j.name == name), None)
         if one is None or one.kind not in ("contract", "shell"):
             continue
-        lost, ends = _lost(world.ledger(name))
-        if job.repeated > lost:
-            yield f"{name}: {job.repeated} steps are told to be repeated, {lost} were lost"
-        if not agents and not world.schedule.hosts and job.repeated < lost - ends:  # a step is told after its line
-            yield f"{name}: {job.repeated} steps are told to be repeated, {lost} were lost, and no agent has died"
+        least, most = _lost(world.ledger(name))
+        if job.repeated > most:
+            yield f"{name}: {job.repeated} steps are told to be repeated, {most} were lost"
+        if not agents and not world.schedule.hosts and job.repeated < least:
+            yield f"{name}: {job.repeated} steps are told to be repeated, {least} were lost, and no agent has died"
 
 
 def _lost(lines: list[Line]) -> tuple[int, int]:
-    """How many steps a job has done and could not go on from, and how many processes had such steps."""
+    """How many steps a job has done and could not go on from: at least, and at most.
+
+    A step is told after its line was written, so one that dies may have told one less. What the last process has
+    lost is not repeated by any.
+    """
     parts = [list(part) for _, part in groupby(lines, lambda line: line.word)]
-    found = []
-    for part, after in zip_longest(parts, parts[1:]):
-        done = max(line.step for line in part if line.what in ("begin", "step", "saved") or part[0] is line)
-        begin = max(_savings(parts[: parts.index(part) + 1])) if after is None else _begin(after)
-        if begin is not None:
-            found.append(max(0, done - begin))
-    return sum(found), sum(lost > 0 for lost in found)
+    least = most = 0
+    for number, part in enumerate(parts):
+        after = parts[number + 1] if number + 1 < len(parts) else None
+        begin = _begin(after) if after else max(_savings(parts))
+        done = max((line.step for line in part if line.what in ("begin", "step")), default=0)
+        if begin is not None and done > begin:
+            most += done - begin
+            least += done - begin - 1 if after else 0
+    return least, most
 
 
 def _begin(part: list[Line]) -> int | None:
@@ -264,7 +269,7 @@ def _explained(world: World, page: dict[str, Any]) -> Iterator[str]:
 def _walltimes(world: World) -> Iterator[str]:
     """An allocation that ends finds nobody who has not left, unless something went wrong near its end."""
     for number, life in enumerate(world.lives, 1):
-        if life.late and not disturbed_near(world, life.over or 0.0):
+        if life.late and not disturbed_near(world, life.over or 0.0):  # with work left
             yield f"life {number} had not left when its allocation ended"
 
 

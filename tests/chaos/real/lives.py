@@ -22,6 +22,13 @@ PATIENCE_S = 150.0
 """How long a schedule may take in all, before it counts as hanging."""
 
 MOST_LIVES = 25
+MOST_ENDS = 3
+"""How many allocations end while there is work left."""
+
+
+SHORTENED_S = 4.0
+"""When the end of an allocation comes near, where it does: so long after a life began."""
+
 PERIOD_S = 0.03
 CODES = (0, 1, 75)
 """Exit codes of a run that nobody has killed."""
@@ -69,6 +76,8 @@ class Player:
                 world.wrong.append(f"not over after {PATIENCE_S:.0f} s: {self._stands()}")
                 return
             self._faults()
+            if life.walltime is None and len(world.lives) <= MOST_ENDS and time.monotonic() > life.began + SHORTENED_S:
+                world.shorten(life)
             if life.walltime and time.monotonic() > life.walltime and life.over is None:
                 self._allocation_ends(life)
             if life.process.poll() is None:
@@ -106,7 +115,8 @@ class Player:
         inbox = self.world.bench.dir / "inbox" / "new"
         waits = inbox.is_dir() and any(inbox.iterdir())
         finished = self.world.page()["run"]["state"] == "FINISHED"
-        return life.process.returncode in (0, 1, 2, -signal.SIGTERM) and finished and not waits and not self._torn
+        over = (0, 1, 2, -signal.SIGTERM, *((-signal.SIGKILL,) if life.walltime_over else ()))
+        return life.process.returncode in over and finished and not waits and not self._torn
 
     def _settled(self) -> bool:
         """Whether nothing is left to be healed; what has not gone wrong so far does not matter any more."""
@@ -143,12 +153,13 @@ class Player:
         """As a batch system ends it: whatever lives is killed."""
         if life.process.poll() is not None:
             return
-        life.killed = life.late = True
-        self.world.note("the allocation ends, and it has not left")
+        life.killed = True
+        life.late = self.world.page()["run"]["state"] != "FINISHED"
+        self.world.note(f"the allocation ends, and it has not left{'' if life.late else ', but is over'}")
         for one in self.world.processes():
             one.kill()
         life.process.wait()
-        life.walltime = None
+        life.walltime_over = True
 
     def _stands(self) -> str:
         page = self.world.page()

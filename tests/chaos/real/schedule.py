@@ -53,7 +53,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All that happens in a run; `faults` in order of time. `life_s`: the length of each allocation; None: no end."""
+    """All that happens in a run; `faults` in order of time. `life_s`: how long each allocation has left when it is
+    said that it ends; None: it does not."""
 
     seed: int
     flavour: str
@@ -111,9 +112,11 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
         jobs = tuple(_program(f"j{i}", random, slots) for i in range(1, random.randint(2, 4) + 1))
     jobs = _chained(random, jobs)
     later = ()
+    if flavour == "walltime":  # longer than an allocation
+        jobs = tuple(replace(job, steps=3 * job.steps) for job in jobs)
     if flavour not in ("tune", "torch") and random.random() < 0.4:
         later = (_contract("late", random),)
-    names = [job.name for job in jobs]
+    names = [job.name for job in jobs] or [f"trial-{number}" for number in range(9)]
     faults = [Fault(round(random.uniform(0.5, 5.0), 2), "submit", (job.name,)) for job in later]
     for _ in range(random.randint(1, 4)):
         faults.append(_fault(random, flavour, names, hosts, faults))
@@ -126,7 +129,7 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
         later=later,
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         hosts=hosts,
-        life_s=round(random.uniform(9.0, 13.0), 1) if flavour == "walltime" else None,
+        life_s=round(random.uniform(9.0, 16.0), 1) if flavour == "walltime" else None,
         warm=flavour == "torch" or random.random() < 0.1,
     )
 

@@ -52,8 +52,10 @@ class Life:
     killed: bool = False
     walltime: float | None = None
     over: float | None = None
+    walltime_over: bool = False
+    """It was killed at the end of its allocation."""
     late: bool = False
-    """It had to be killed at the end of its allocation."""
+    """And there was work left."""
 
     @property
     def said(self) -> str:
@@ -154,11 +156,19 @@ class World:
             "OMP_WAIT_POLICY": "PASSIVE",
         }
         env |= self.place.environment(env["PATH"])
-        self.cluster = Cluster(self.bench) if self.schedule.life_s else None
+        self.cluster = self._cluster() if self.schedule.life_s else None
         self.shim: Shim | None = None
         if library():
             self.shim = Shim(self.folder / "shim", self.bench.dir)
             env |= self.shim.environment()
+
+    def _cluster(self) -> Cluster:
+        """A Slurm that kills three seconds after SIGTERM: an end that is nearer than that is not planned for."""
+        cluster = Cluster(self.bench)
+        path = cluster.folder / "scontrol"
+        answer = '[ "$1 $2" = "show config" ] && echo "KillWait = 3 sec" && exit'
+        path.write_text(path.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{answer}\n"))
+        return cluster
 
     @property
     def now(self) -> float:
@@ -202,16 +212,23 @@ class World:
         told = self.folder / f"agent-{len(self.lives)}.err"
         argv = [*self.place.prefix, COMMAND, *words]
         if self.cluster:
-            assert self.schedule.life_s
-            self.cluster.ends_in(self.schedule.life_s)
+            self.cluster.ends_in(3600)
         with told.open("wb") as out:
             process = subprocess.Popen(
                 argv, env=self.bench.env, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
             )
         self.lives.append(Life(process, told, time.monotonic(), words))
-        if self.schedule.life_s:
-            self.lives[-1].walltime = time.monotonic() + self.schedule.life_s
         return self.lives[-1]
+
+    def shorten(self, life: Life) -> None:
+        """The allocation now ends so soon, which the agent is told by a warning, once it listens."""
+        run = self.page()["run"]  # written by this agent, which follows signals then
+        if self.cluster and run["state"] == "RUNNING" and run["agent"]["pid"] == life.process.pid:
+            assert self.schedule.life_s
+            self.cluster.ends_in(self.schedule.life_s)
+            life.walltime = time.monotonic() + self.schedule.life_s
+            life.process.send_signal(signal.SIGUSR2)
+            self.note(f"the allocation ends in {self.schedule.life_s:.1f} s")
 
     def words(self, *, resume: bool) -> tuple[str, ...]:
         """The words of a life."""
@@ -228,7 +245,7 @@ class World:
         elif one.hosts:
             options += ["--hosts", ",".join(one.hosts), "--launcher", "local"]
         if one.life_s:
-            options += ["--margin", "2"]
+            options += ["--margin", "3"]
         return (verb, *file, *(["--resume"] if resume else []), *options)
 
     # --- processes ----------------------------------------------------------------------------------
