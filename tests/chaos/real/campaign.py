@@ -81,7 +81,10 @@ def played(schedule: Schedule) -> Row:
         raise
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        row.violations = [*world.wrong, f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"]
+        row.violations = [
+            *world.wrong,
+            f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})",
+        ]
     finally:
         world.end()
     row.faults, row.lives = dict(Counter(world.struck)), len(world.lives)
@@ -92,7 +95,9 @@ def played(schedule: Schedule) -> Row:
         KEPT.mkdir(exist_ok=True)
         shutil.rmtree(KEPT / folder.name, ignore_errors=True)
         shutil.move(folder, KEPT / folder.name)
-        (KEPT / folder.name / "told").write_text("\n".join([str(schedule), *row.violations, *row.said]) + "\n")
+        (KEPT / folder.name / "told").write_text(
+            "\n".join([str(schedule), *row.violations, *row.said]) + "\n"
+        )
     else:
         shutil.rmtree(folder, ignore_errors=True)
     return row
@@ -127,7 +132,11 @@ def _cannot(schedule: Schedule) -> str:
 def _walltimes(world: World) -> list[int]:
     """Allocations that came to their end with work left, and those of them in which all had left before."""
     ended = [life for life in world.lives if life.walltime or life.late]
-    left = [life for life in ended if life.late or (life.process.returncode == 75 and _by_itself(world, life.over))]
+    left = [
+        life
+        for life in ended
+        if life.late or (life.process.returncode == 75 and _by_itself(world, life.over))
+    ]
     return [len(left), sum(not life.late for life in left)]
 
 
@@ -150,5 +159,3 @@ def shrunk(schedule: Schedule, tries: int = 3, most: int = 60) -> Schedule:
                 break
         else:
             return schedule
-
-

@@ -137,7 +137,10 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
     own_saves = any(job.name == name and job.kind in ("saves", "goes") for job in world.schedule.jobs)
     for part in parts:
         steps = [line.step for line in part if line.what in ("begin", "step")]
-        if any(after not in ((before + 1,) if not trainer else (before, before + 1)) for before, after in pairwise(steps)):
+        if any(
+            after not in ((before + 1,) if not trainer else (before, before + 1))
+            for before, after in pairwise(steps)
+        ):
             if not trainer:
                 yield f"{name}: the steps of attempt {part[0].attempt} are not one after the other: {steps}"
     if trainer:
@@ -149,7 +152,11 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
             continue
         known = _savings(parts[: parts.index(after)])
         if own_saves:  # its newest checkpoint may be half written: the one before it is as good
-            known |= set(sorted({l.step for part in parts[: parts.index(after)] for l in part if l.what == "saved"})[-2:])
+            known |= set(
+                sorted({l.step for part in parts[: parts.index(after)] for l in part if l.what == "saved"})[
+                    -2:
+                ]
+            )
         if begin not in known and not (begin == 0 and not known - {0}):
             last = before[-1]
             yield (
@@ -267,10 +274,10 @@ def _explained(world: World, page: dict[str, Any]) -> Iterator[str]:
 
 
 def _walltimes(world: World) -> Iterator[str]:
-    """An allocation that ends finds nobody who has not left, unless something went wrong near its end."""
+    """When an allocation ends all has been saved and has left, unless something went wrong near its end."""
     for number, life in enumerate(world.lives, 1):
         if life.late and not disturbed_near(world, life.over or 0.0):  # with work left
-            yield f"life {number} had not left when its allocation ended"
+            yield f"life {number} had not saved all when its allocation ended"
 
 
 def disturbed_near(world: World, end: float, within_s: float = 8.0) -> bool:

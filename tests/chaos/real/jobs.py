@@ -22,7 +22,13 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "elastic": {"gpus": "auto", "strategy": {"kind": "ddp", "reproducible": True, "shards": 4}},
     "packed": {"gpus": 1, "strategy": {"kind": "packed", "mode": "loop"}},
     "vsw": {
-        "strategy": {"kind": "vsw", "local_batch": 2, "global_batch": [8, 16], "similarity": 0.99, "every": 10}
+        "strategy": {
+            "kind": "vsw",
+            "local_batch": 2,
+            "global_batch": [8, 16],
+            "similarity": 0.99,
+            "every": 10,
+        }
     },
     "burst": {"gpus": 1, "strategy": "burst"},
     "ps": {"strategy": {"kind": "ps", "cpus": 1, "servers": 1, "workers": 1}},

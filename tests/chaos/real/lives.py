@@ -18,7 +18,7 @@ from .schedule import Fault
 from .shim import Rule
 from .world import Life, World
 
-PATIENCE_S = 150.0
+PATIENCE_S = 240.0
 """How long a schedule may take in all, before it counts as hanging."""
 
 MOST_LIVES = 25
@@ -76,7 +76,11 @@ class Player:
                 world.wrong.append(f"not over after {PATIENCE_S:.0f} s: {self._stands()}")
                 return
             self._faults()
-            if life.walltime is None and len(world.lives) <= MOST_ENDS and time.monotonic() > life.began + SHORTENED_S:
+            if (
+                life.walltime is None
+                and len(world.lives) <= MOST_ENDS
+                and time.monotonic() > life.began + SHORTENED_S
+            ):
                 world.shorten(life)
             if life.walltime and time.monotonic() > life.walltime and life.over is None:
                 self._allocation_ends(life)
@@ -86,6 +90,9 @@ class Player:
             if life.walltime and not self._over(life):
                 world.note(f"life {len(world.lives)} ended with {life.process.returncode}")
             if self._over(life) and self._settled():
+                return
+            if not world.bench.rundir.record.exists() and life.process.returncode == 2:
+                world.wrong.append("not over: it has not begun")
                 return
             if len(world.lives) > MOST_LIVES:
                 world.wrong.append(f"not over after {MOST_LIVES} lives: {self._stands()}")
@@ -154,8 +161,8 @@ class Player:
         if life.process.poll() is not None:
             return
         life.killed = True
-        life.late = self.world.page()["run"]["state"] != "FINISHED"
-        self.world.note(f"the allocation ends, and it has not left{'' if life.late else ', but is over'}")
+        life.late = self.world.page()["run"]["state"] not in ("FINISHED", "STOPPED")
+        self.world.note(f"the allocation ends, and it has not {'saved all' if life.late else 'left'}")
         for one in self.world.processes():
             one.kill()
         life.process.wait()
@@ -163,10 +170,14 @@ class Player:
 
     def _stands(self) -> str:
         page = self.world.page()
-        told = ", ".join(f"{j['name']} {j['state']} ({j.get('detail') or j.get('reason')})" for j in page["jobs"])
+        told = ", ".join(
+            f"{j['name']} {j['state']} ({j.get('detail') or j.get('reason')})" for j in page["jobs"]
+        )
         last = self.world.lives[-1]
         code = last.process.poll()
-        return f"run {page['run']['state']}, life {len(self.world.lives)} ({code}): {told}; {last.said[-300:]}"
+        return (
+            f"run {page['run']['state']}, life {len(self.world.lives)} ({code}): {told}; {last.said[-300:]}"
+        )
 
     # --- faults -------------------------------------------------------------------------------------
 
@@ -223,7 +234,9 @@ class Player:
     def _same_process(self, found: list[Process]) -> set[str]:
         """The jobs that train in the same process: members of a pack."""
         numbers = {one.inner for one in found}
-        return {n for n in self.world.ledgers() if (lines := self.world.ledger(n)) and lines[-1].pid in numbers}
+        return {
+            n for n in self.world.ledgers() if (lines := self.world.ledger(n)) and lines[-1].pid in numbers
+        }
 
     def kill_role(self, fault: Fault) -> None:
         self._kill(self.world.processes(fault.kind.removeprefix("kill ")), fault.kind)
@@ -277,12 +290,13 @@ class Player:
 
     def _ask(self, verb: str, name: str) -> bool:
         done = self.world.command(verb, name)
-        self.world.struck[verb] += done.code == 0
-        return done.code == 0
+        waits = "the command waits in" in done.said  # nobody has answered, and it counts all the same
+        self.world.struck[verb] += done.code == 0 or waits
+        return done.code == 0 or waits
 
     def _again(self, verb: str, name: str) -> None:
         """What has been taken back has to be: where no agent takes it, it waits for the next one."""
-        if not self._ask(verb, name) and not self.world.page()["run"]["state"] == "FINISHED":
+        if not self._ask(verb, name) and self.world.page()["run"]["state"] != "FINISHED":
             self._count += 1
             if self._count < 200:
                 self._later(0.5, lambda: self._again(verb, name) if not self._is_over(name) else None)
@@ -397,5 +411,3 @@ PLAYED: dict[str, Callable[[Player, Fault], None]] = {
     "thin": Player.network,
     "many pids": Player.many_pids,
 }
-
-

@@ -41,12 +41,18 @@ class Process:
     def role(self) -> str:
         """`agent`, `node agent`, `zygote`, `keeper`, `worker`, or `other`."""
         text = " ".join(self.words)
-        for part, role in (("worker.keeper", "keeper"), ("worker.zygote", "zygote"), ("agent.node", "node agent")):
+        for part, role in (
+            ("worker.keeper", "keeper"),
+            ("worker.zygote", "zygote"),
+            ("agent.node", "node agent"),
+        ):
             if part in text:
                 return role
         if "HPCSCHED_JOB_ID" in self.environ:
             return "worker"
-        is_run = len(self.words) > 2 and self.words[1].endswith("/hpcsched") and self.words[2] in ("run", "tune")
+        is_run = (
+            len(self.words) > 2 and self.words[1].endswith("/hpcsched") and self.words[2] in ("run", "tune")
+        )
         return "agent" if is_run else "other"
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:

@@ -126,7 +126,7 @@ save; note done $step
 """
 """The same in shell; `{ledger}`, `{pause}` and `{every}` are replaced."""
 
-OWN_SAVES = r'''
+OWN_SAVES = r"""
 import json, os, signal, sys, time
 
 options = json.loads(sys.argv[1])
@@ -167,10 +167,10 @@ while step < options["steps"]:
     if options.get("every") and step % options["every"] == 0:
         save()
 note("done", step)
-'''
+"""
 """Knows nothing of hpcsched but its job's name; saves by itself, or (without `every` and `catches`) not at all."""
 
-TRIAL = r'''
+TRIAL = r"""
 import json, os, sys, time
 
 options, lr, budget, folder, trial = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
@@ -200,7 +200,7 @@ while step < budget:
 if step >= budget:
     print(f"loss: {(lr - 0.3) ** 2 + 1 / (1 + step):.9f}", flush=True)
 note("done", step)
-'''
+"""
 """A training of a search: its loss is a function of its learning rate and its steps."""
 
 TRAINER = r'''

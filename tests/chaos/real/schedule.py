@@ -92,7 +92,18 @@ class Schedule:
 
 
 TORCH = ("ddp", "elastic", "packed", "vsw", "burst", "ps", "torch background")
-PROGRAMS = ("contract", "contract", "contract", "shell", "saves", "goes", "plain", "cpu", "share", "background")
+PROGRAMS = (
+    "contract",
+    "contract",
+    "contract",
+    "shell",
+    "saves",
+    "goes",
+    "plain",
+    "cpu",
+    "share",
+    "background",
+)
 
 
 def drawn(seed: int, flavour: str = "") -> Schedule:
@@ -111,7 +122,7 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
     else:
         jobs = tuple(_program(f"j{i}", random, slots) for i in range(1, random.randint(2, 4) + 1))
     jobs = _chained(random, jobs)
-    later = ()
+    later: tuple[Job, ...] = ()
     if flavour == "walltime":  # longer than an allocation
         jobs = tuple(replace(job, steps=3 * job.steps) for job in jobs)
     if flavour not in ("tune", "torch") and random.random() < 0.4:
@@ -135,7 +146,10 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
 
 
 def _contract(name: str, random: Random, **keys: Any) -> Job:
-    options: dict[str, Any] = {"pause": random.choice((0.02, 0.03, 0.05)), "every": random.choice((5, 10, 25))}
+    options: dict[str, Any] = {
+        "pause": random.choice((0.02, 0.03, 0.05)),
+        "every": random.choice((5, 10, 25)),
+    }
     match random.random():
         case x if x < 0.08:
             options |= {"fails_at": random.randint(1, 30), "times": random.choice((1, 2, 99))}
@@ -169,20 +183,25 @@ def _program(name: str, random: Random, slots: int) -> Job:
                 return Job(name, "array", 20, keys, {"pause": 0.02})
             return Job(name, kind, 30, {"gpus": 1}, {"pause": 0.02})
         case "cpu":
-            return replace(_contract(name, random, strategy={"kind": "cpu", "cpus": 1}), kind="contract")
+            return _contract(name, random, strategy={"kind": "cpu", "cpus": 1})
         case "share":
-            return replace(_contract(name, random, gpus=random.choice((0.25, 0.5))), kind="contract")
-    return replace(_contract(name, random, background=True), kind="contract")
+            return _contract(name, random, gpus=random.choice((0.25, 0.5)))
+    behind = _contract(name, random)
+    return replace(behind, keys={"background": True}, options={**behind.options, "takes_mib": 0})
 
 
 def _trainings(random: Random, slots: int) -> tuple[Job, ...]:
-    kind = random.choice(("ddp", "ddp", "elastic", "elastic", "packed", "vsw", "burst", "ps", "torch background"))
+    kind = random.choice(
+        ("ddp", "ddp", "elastic", "elastic", "packed", "vsw", "burst", "ps", "torch background")
+    )
     steps, more = 60, []
     keys: dict[str, Any] = {"checkpoint_every": random.choice((0.5, 1, 600))}
     seeds = random.sample(range(3), 3)
     match kind:
         case "packed":
-            return tuple(_trainer(f"t{i}", "packed", steps, seeds[i], **keys) for i in range(random.choice((2, 3))))
+            return tuple(
+                _trainer(f"t{i}", "packed", steps, seeds[i], **keys) for i in range(random.choice((2, 3)))
+            )
         case "ddp" | "elastic":
             more = [_trainer("t1", random.choice(("ddp", "elastic")), steps, seeds[1], **keys)]
             more = more if random.random() < 0.4 else []
@@ -202,7 +221,9 @@ def _spread(random: Random) -> tuple[Job, ...]:
     if random.random() < 0.5:
         jobs.insert(random.randrange(2), wide)
     if random.random() < 0.3:
-        jobs.append(_trainer("t0", random.choice(("ddp", "elastic")), 60, random.randrange(3), checkpoint_every=1))
+        jobs.append(
+            _trainer("t0", random.choice(("ddp", "elastic")), 60, random.randrange(3), checkpoint_every=1)
+        )
     return tuple(jobs)
 
 
@@ -216,16 +237,39 @@ def _chained(random: Random, jobs: Sequence[Job]) -> tuple[Job, ...]:
 
 _AGENT = ("kill agent", "kill agent", "kill agent and worker", "stop agent", "SIGTERM", "torn journal")
 _WORKERS = ("kill worker", "kill worker", "stop worker", "suspend, then kill")
-_ELSE = ("second agent", "suspend and resume", "hold and release", "cancel", "no snapshot", "noise in the inbox")
+_ELSE = (
+    "second agent",
+    "suspend and resume",
+    "hold and release",
+    "cancel",
+    "no snapshot",
+    "noise in the inbox",
+)
 _OF = {
     "programs": (*_AGENT, *_WORKERS, *_ELSE, "clock"),
     "torch": (*_AGENT, *_WORKERS, "kill zygote", "kill keeper", "suspend and resume", "suspend and resume"),
     "disks": ("disk", "disk", "disk", "slow disk", "stale", "kill agent", "kill worker"),
-    "walltime": ("batch", "batch", "kill agent", "kill worker", "stop agent", "slow disk", "suspend and resume"),
+    "walltime": (
+        "batch",
+        "batch",
+        "kill agent",
+        "kill worker",
+        "stop agent",
+        "slow disk",
+        "suspend and resume",
+    ),
     "hosts": ("kill agent", "kill node agent", "stop node agent", "kill worker", "SIGTERM", "stop agent"),
     "net": ("cut", "cut", "thin", "kill agent", "kill worker", "kill node agent"),
     "pids": ("kill agent", "kill agent", "kill worker", "kill agent and worker", "many pids", "many pids"),
-    "tune": ("kill agent", "kill agent", "kill worker", "SIGTERM", "stop agent", "torn journal", "second agent"),
+    "tune": (
+        "kill agent",
+        "kill agent",
+        "kill worker",
+        "SIGTERM",
+        "stop agent",
+        "torn journal",
+        "second agent",
+    ),
 }
 
 

@@ -199,7 +199,9 @@ class World:
         said = told.read_text(errors="replace")
         answer = Answer(words, -99 if code is None else code, said, began, time.monotonic())
         if "Traceback" in answer.said:
-            self.wrong.append(f"`{' '.join(words)}` shows a traceback: {answer.said.strip().splitlines()[-1]}")
+            self.wrong.append(
+                f"`{' '.join(words)}` shows a traceback: {answer.said.strip().splitlines()[-1]}"
+            )
         self.answers.append(answer)
         self.note(f"`{' '.join(words)}` -> {answer.code}: {answer.said.strip()[-200:]}")
         if answer.code == 0:
