@@ -1,7 +1,9 @@
 """Schedules of faults over real runs, several at a time.
 
-    python -m tests.chaos.real --seconds 60 [--first SEED] [--most N] [--flavour WORD] [--at-once 4] [--json FILE]
+    python -m tests.chaos.real --seconds 60 [--first SEED] [--flavour WORD] [--at-once 4] [--json FILE]
     python -m tests.chaos.real --only SEED [--flavour WORD] [--shrink]
+
+`--most N`: no more schedules. `--until-found`: ends with the first violation.
 
 Exit code 1 when one violates what must hold. `--json`: rows are added to those that the file has.
 """
@@ -15,16 +17,17 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from .campaign import Row, played, shrunk, unplayed
+from .campaign import Row, commit, played, shrunk, unplayed
 from .lives import PATIENCE_S
 from .places import started_by
 from .schedule import FLAVOURS, Schedule, drawn
+from .shim import library
 from .weights import undisturbed
 
 HANGS_S = 2 * PATIENCE_S
@@ -41,13 +44,32 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--flavour", choices=sorted(FLAVOURS), default="")
     parser.add_argument("--at-once", type=int, default=4, metavar="N")
     parser.add_argument("--shrink", action="store_true")
+    parser.add_argument("--until-found", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(words)
     if args.only is not None:
         return _only(args.only, args.flavour, shrink=args.shrink)
-    undisturbed()  # once, and not beside others
+    undisturbed(), library(), commit()  # once, and not beside others
     began, rows = time.monotonic(), list[Row]()
     seeds, under_way = iter(range(args.first, args.first + args.most)), dict[int, Playing]()
+    try:
+        _play(args, seeds, under_way, rows, began)
+    finally:
+        for one in under_way.values():
+            one.kill()
+    bad = [row for row in rows if row.violations]
+    print(f"{len(rows)} schedules in {time.monotonic() - began:.0f} s, {len(bad)} with violations")
+    return bool(bad)
+
+
+def _play(
+    args: argparse.Namespace,
+    seeds: Iterator[int],
+    under_way: dict[int, Playing],
+    rows: list[Row],
+    began: float,
+) -> None:
+    """Play as long as there is time; `rows` has what has ended."""
     while True:
         while len(under_way) < args.at_once and time.monotonic() - began < args.seconds:
             if (seed := next(seeds, None)) is None:
@@ -59,12 +81,11 @@ def main(words: Sequence[str]) -> int:
         for one in [one for one in under_way.values() if one.over()]:
             rows.append(under_way.pop(one.pid).row())
             _tell(rows[-1])
+            if args.until_found and rows[-1].violations:
+                return
             if args.json:
                 add(args.json, rows[-1])
         time.sleep(0.05)
-    bad = [row for row in rows if row.violations]
-    print(f"{len(rows)} schedules in {time.monotonic() - began:.0f} s, {len(bad)} with violations")
-    return bool(bad)
 
 
 @dataclass
@@ -90,10 +111,14 @@ class Playing:
     def over(self) -> bool:
         """Whether it has ended; one that hangs is killed, with all that it has started."""
         if time.monotonic() - self.began > HANGS_S:
-            for one in started_by(self.pid):
-                one.kill()
-            os.kill(self.pid, signal.SIGKILL)
+            self.kill()
         return bool(os.waitpid(self.pid, os.WNOHANG)[0])
+
+    def kill(self) -> None:
+        """Kill it, and all that it has started."""
+        os.kill(self.pid, signal.SIGKILL)
+        for one in started_by(self.pid):
+            one.kill()
 
     def row(self) -> Row:
         text = self.told.read_bytes()

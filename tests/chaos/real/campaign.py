@@ -29,7 +29,7 @@ KEPT = Path(tempfile.gettempdir()) / "chaos-real-kept"
 
 
 class Row(msgspec.Struct, kw_only=True):
-    """A schedule that was played: a row of the results. `walltimes`: ends of allocations, and how many in time."""
+    """A schedule that was played. `walltimes`: ends of allocations, and those at which all had been saved."""
 
     seed: int
     flavour: str
@@ -92,6 +92,7 @@ def played(schedule: Schedule) -> Row:
     row.seconds = round(time.monotonic() - began, 1)
     if row.violations:
         row.said = world.said
+    if row.violations and "CHAOS_UNDER_TEST" not in os.environ:  # else a bug was put in on purpose
         KEPT.mkdir(exist_ok=True)
         shutil.rmtree(KEPT / folder.name, ignore_errors=True)
         shutil.move(folder, KEPT / folder.name)

@@ -1,11 +1,11 @@
-"""What must be true of a run that is over: by the ledgers of its programs, its users' memory, its files and processes."""
+"""What must be true of a run that is over, by ledgers, its users' memory, files and processes."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator
-from itertools import groupby, pairwise, zip_longest
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
 
 
 def violations(world: World, weights: dict[str, float]) -> list[str]:
-    """What is wrong, each in a line; empty if nothing is. `weights`: of undisturbed trainings, by `weights.key`."""
+    """What is wrong, each in a line; empty if nothing is. `weights`: by `weights.key`."""
     found = list(world.wrong)
     if any(line.startswith("not over") for line in found):
         return found
@@ -55,7 +55,8 @@ def _records(machine: Machine, page: dict[str, Any]) -> Iterator[str]:
     """The journal leads to what the snapshot shows."""
     shown = {job["id"]: job for job in page["jobs"]}
     if page["run"]["state"] != "FINISHED" or not machine.run.finished:
-        yield f"the run is {page['run']['state']}, and by its journal {'' if machine.run.finished else 'not '}over"
+        over = "over" if machine.run.finished else "not over"
+        yield f"the run is {page['run']['state']}, and by its journal {over}"
     if set(shown) != set(machine.run.jobs):
         yield f"the snapshot has the jobs {sorted(shown)}, the journal {sorted(machine.run.jobs)}"
     for job in machine.run.jobs.values():
@@ -135,30 +136,23 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
         yield f"{name}: two processes worked at once ({word} and some of {', '.join(others)})"
     trainer = any(job.name == name and job.kind in TORCH for job in world.schedule.jobs)
     own_saves = any(job.name == name and job.kind in ("saves", "goes") for job in world.schedule.jobs)
-    for part in parts:
-        steps = [line.step for line in part if line.what in ("begin", "step")]
-        if any(
-            after not in ((before + 1,) if not trainer else (before, before + 1))
-            for before, after in pairwise(steps)
-        ):
-            if not trainer:
-                yield f"{name}: the steps of attempt {part[0].attempt} are not one after the other: {steps}"
     if trainer:
         yield from _goes_on_from_files(world, machine, name, parts)
         return
-    for before, after in pairwise(parts):
-        begin = next((line.step for line in after if line.what == "begin"), None)
+    for part in parts:
+        steps = [line.step for line in part if line.what in ("begin", "step")]
+        if any(after != before + 1 for before, after in pairwise(steps)):
+            yield f"{name}: the steps of attempt {part[0].attempt} are not one after the other: {steps}"
+    for number, after in enumerate(parts[1:], 1):
+        begin = _begin(after)
         if begin is None:
             continue
-        known = _savings(parts[: parts.index(after)])
+        known = _savings(parts[:number])
         if own_saves:  # its newest checkpoint may be half written: the one before it is as good
-            known |= set(
-                sorted({l.step for part in parts[: parts.index(after)] for l in part if l.what == "saved"})[
-                    -2:
-                ]
-            )
-        if begin not in known and not (begin == 0 and not known - {0}):
-            last = before[-1]
+            before = {line.step for part in parts[:number] for line in part if line.what == "saved"}
+            known |= {*sorted(before)[-2:]}
+        if begin not in known:
+            last = parts[number - 1][-1]
             yield (
                 f"{name}: attempt {after[0].attempt} began at step {begin}, saved were {sorted(known)}, "
                 f"the last line before is {last.what} {last.step}"
@@ -166,7 +160,7 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
 
 
 def _savings(parts: list[list[Line]]) -> set[int]:
-    """The steps from which the next process may go on: the last one saved, and those that it may have saved after."""
+    """The steps from which the next process may go on: the last one saved, and what it may have saved after."""
     found = {0}
     for part in parts:
         for line in part:
@@ -203,7 +197,8 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
         if job.repeated > most:
             yield f"{name}: {job.repeated} steps are told to be repeated, {most} were lost"
         if not agents and not world.schedule.hosts and job.repeated < least:
-            yield f"{name}: {job.repeated} steps are told to be repeated, {least} were lost, and no agent has died"
+            told = f"{name}: {job.repeated} steps are told to be repeated"
+            yield f"{told}, {least} were lost, and no agent has died"
 
 
 def _lost(lines: list[Line]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from .schedule import TORCH, Job, Schedule
 
 PYTHON = [sys.executable, "-I", "-S", "-B"]
 RETRIES = 6
-"""Failures in a row that are forgiven, where a job says nothing else: faults are to be no failures of its own."""
+"""Failures in a row that are forgiven, where a job says nothing else: faults are none of its own."""
 
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "ddp": {"gpus": 1},

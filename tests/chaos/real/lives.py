@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
 
-
 from . import jobs
 from .places import Numbers, Process
 from .schedule import Fault
@@ -61,6 +60,7 @@ class Player:
         self._mends: list[Mend] = []
         self._count = 0
         self._torn: tuple[float, bool] | None = None
+        self._no_power = False
 
     def play(self) -> None:
         """Until the run is over and nothing is left to go wrong, or it takes too long."""
@@ -123,7 +123,13 @@ class Player:
         waits = inbox.is_dir() and any(inbox.iterdir())
         finished = self.world.page()["run"]["state"] == "FINISHED"
         over = (0, 1, 2, -signal.SIGTERM, *((-signal.SIGKILL,) if life.walltime_over else ()))
-        return life.process.returncode in over and finished and not waits and not self._torn
+        return (
+            life.process.returncode in over
+            and finished
+            and not waits
+            and not self._torn
+            and not self._no_power
+        )
 
     def _settled(self) -> bool:
         """Whether nothing is left to be healed; what has not gone wrong so far does not matter any more."""
@@ -141,6 +147,14 @@ class Player:
         if self._torn:
             self._tear(*self._torn)
             self._torn = None
+        if self._no_power:
+            self._no_power = False
+            self._lose_what_was_not_durable()
+
+    def _lose_what_was_not_durable(self) -> None:
+        shim, path = self.world.shim, self.world.bench.rundir.journal
+        if shim and path.exists() and path.stat().st_size > shim.durable_bytes:
+            os.truncate(path, shim.durable_bytes)
 
     def _tear(self, part: float, snapshot: bool) -> None:
         """Cut the journal in its last record, unless a user has been told of what is there."""
@@ -271,6 +285,12 @@ class Player:
             self._torn = fault.args
             self.kill_agent(fault)
 
+    def power_loss(self, fault: Fault) -> None:
+        if self.world.shim and self.world.bench.rundir.begun and self.world.lives[-1].over is None:
+            self._no_power = True
+            self._kill(self.world.processes(), "power loss")
+            self.world.lives[-1].killed = True
+
     def suspend_and_kill(self, fault: Fault) -> None:
         name, pause = fault.args
         if self._ask("suspend", name):
@@ -394,6 +414,7 @@ PLAYED: dict[str, Callable[[Player, Fault], None]] = {
     "stop node agent": Player.stop_node_agent,
     "SIGTERM": Player.sigterm,
     "torn journal": Player.torn,
+    "power loss": Player.power_loss,
     "suspend, then kill": Player.suspend_and_kill,
     "suspend and resume": Player.suspend_and_resume,
     "hold and release": Player.hold_and_release,

@@ -1,8 +1,8 @@
 """Programs of chaos: each appends what it does to its job's ledger, a line a step.
 
-A line: a word that no other process has, the attempt, the pid, what (`begin`, `step`, `saving`, `saved`, `fail`,
-`left`, `done`), the step, and seconds of the host's monotonic clock. Lines are appended with O_APPEND, beside the
-run directory, and no fault of a disk reaches them.
+A line: a word that no other process has, the attempt, the pid, what (`begin`, `step`, `saving`, `saved`,
+`fail`, `left`, `done`), the step, and seconds of the host's monotonic clock. Lines are appended with O_APPEND,
+beside the run directory, and no fault of a disk reaches them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ env, options = os.environ, json.loads(sys.argv[1])
 folder, attempt = env["HPCSCHED_JOB_DIR"], int(env["HPCSCHED_ATTEMPT"])
 rank, steps = env.get("HPCSCHED_RANK", "0"), int(env["HPCSCHED_STEPS"])
 word = os.urandom(6).hex()
-ledger = os.open(options["ledger"] + "/" + env["HPCSCHED_JOB_NAME"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+ledger = os.open(options["ledger"] + "/" + env["HPCSCHED_JOB_NAME"], flags, 0o600)
 state, asked, step = folder + "/STATE.json", [], 0
 
 
@@ -105,7 +106,10 @@ note("done", step)
 
 SHELL = r"""
 cd "$HPCSCHED_JOB_DIR"; step=0; asked=; read word < /proc/sys/kernel/random/uuid
-note() { read now _ < /proc/uptime; echo "$word $HPCSCHED_ATTEMPT $$ $1 $2 $now" >> "{ledger}/$HPCSCHED_JOB_NAME"; }
+note() {
+    read now _ < /proc/uptime
+    echo "$word $HPCSCHED_ATTEMPT $$ $1 $2 $now" >> "{ledger}/$HPCSCHED_JOB_NAME"
+}
 save() {
     note saving $step
     printf '{"step": %d, "attempt": %d}' $step $HPCSCHED_ATTEMPT > STATE.new && mv STATE.new STATE.json || {
@@ -173,9 +177,11 @@ note("done", step)
 TRIAL = r"""
 import json, os, sys, time
 
-options, lr, budget, folder, trial = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:]
+options, lr, budget = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+folder, trial = sys.argv[4:]
 word, saved, step = os.urandom(6).hex(), folder + "/step", 0
-ledger = os.open(options["ledger"] + "/trial-" + trial, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+ledger = os.open(options["ledger"] + "/trial-" + trial, flags, 0o600)
 
 
 def note(what, number):
@@ -215,13 +221,14 @@ class Small(Trainer):
     def build(self, args):
         word = os.urandom(6).hex()
         rank = os.environ.get("HPCSCHED_RANK", "0")
-        ledger = os.open(f"{args['ledger']}/{args['name']}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        ledger = os.open(f"{args['ledger']}/{args['name']}", flags, 0o600)
         generator = torch.Generator().manual_seed(args["seed"])
         x = torch.randn(64, 6, generator=generator)
         y = torch.randint(0, 3, (64,), generator=generator)
         torch.manual_seed(args["seed"])
-        model = nn.Sequential(nn.Linear(6, 24), nn.BatchNorm1d(24) if args.get("norm") else nn.Tanh(), nn.ReLU(),
-                              nn.Dropout(0.2) if args.get("dropout", True) else nn.Identity(), nn.Linear(24, 3))
+        noise = nn.Dropout(0.2) if args.get("dropout", True) else nn.Identity()
+        model = nn.Sequential(nn.Linear(6, 24), nn.Tanh(), nn.ReLU(), noise, nn.Linear(24, 3))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
         seen = [-1]

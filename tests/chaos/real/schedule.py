@@ -53,8 +53,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All that happens in a run; `faults` in order of time. `life_s`: how long each allocation has left when it is
-    said that it ends; None: it does not."""
+    """All that happens in a run; `faults` in order of time.
+
+    `life_s`: how long each allocation has left when it is said that it ends; None: it does not.
+    """
 
     seed: int
     flavour: str
@@ -235,7 +237,15 @@ def _chained(random: Random, jobs: Sequence[Job]) -> tuple[Job, ...]:
     return (*jobs[:-1], last)
 
 
-_AGENT = ("kill agent", "kill agent", "kill agent and worker", "stop agent", "SIGTERM", "torn journal")
+_AGENT = (
+    "kill agent",
+    "kill agent",
+    "kill agent and worker",
+    "stop agent",
+    "SIGTERM",
+    "torn journal",
+    "power loss",
+)
 _WORKERS = ("kill worker", "kill worker", "stop worker", "suspend, then kill")
 _ELSE = (
     "second agent",

@@ -13,17 +13,17 @@ from functools import cache
 from pathlib import Path
 
 OPEN, WRITE, SYNC, RENAME, READ, MAKE, ROOM = 1, 2, 4, 8, 16, 32, 64
-"""Calls: opening to write, writing, making durable, renaming, reading, links and folders; and no free space."""
+"""Calls: opening to write, writing, making durable, renaming, reading, links and folders; no free space."""
 AGENT, WORKER = 1, 2
 
-_HEAD, _RULE, _BELOW, _RULES = struct.Struct("=IIq"), struct.Struct("=IIIiII"), 512, 4
+_HEAD, _RULE, _BELOW, _RULES = struct.Struct("=IIqqq"), struct.Struct("=IIIiII"), 512, 4
 _SIZE = _HEAD.size + _RULES * _RULE.size + _BELOW
 _ENDLESS = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Such `calls` of `who` fail with `error` (0: they do not), after `delay_s`, with a `chance`, so many `times`."""
+    """Such `calls` of `who` fail with `error` (0: do not) after `delay_s`, with a `chance`, so many `times`."""
 
     calls: int
     who: int = AGENT | WORKER
@@ -75,6 +75,11 @@ class Shim:
     def struck(self) -> int:
         """How often a rule has struck."""
         return int(_HEAD.unpack_from(self._map, 0)[1])
+
+    @property
+    def durable_bytes(self) -> int:
+        """The length of the journal that would be there after a loss of power."""
+        return int(_HEAD.unpack_from(self._map, 0)[4])
 
     def close(self) -> None:
         self._map.close()

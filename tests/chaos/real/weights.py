@@ -1,4 +1,4 @@
-"""The final weights of trainings that nothing disturbs: one run for all, kept for as long as the code is the same."""
+"""The final weights of trainings that nothing disturbs: one run for all, kept while the code is the same."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Line:
 
 @dataclass
 class Life:
-    """A `hpcsched run`: how it began and ended. `killed`: by a fault. `walltime`: when its allocation ends."""
+    """A `hpcsched run`, its beginning and end. `killed`: by a fault. `walltime`: when its allocation ends."""
 
     process: subprocess.Popen[bytes]
     told: Path
@@ -163,7 +163,7 @@ class World:
             env |= self.shim.environment()
 
     def _cluster(self) -> Cluster:
-        """A Slurm that kills three seconds after SIGTERM: an end that is nearer than that is not planned for."""
+        """A Slurm that kills three seconds after SIGTERM: nearer ends than that are not planned for."""
         cluster = Cluster(self.bench)
         path = cluster.folder / "scontrol"
         answer = '[ "$1 $2" = "show config" ] && echo "KillWait = 3 sec" && exit'

@@ -1,0 +1,40 @@
+"""Real runs under faults: a few schedules that are always the same, and as many as fit into some minutes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos.real.campaign import play, unplayed
+from tests.chaos.real.planted import BUGS, spoilt
+from tests.chaos.real.schedule import FLAVOURS, drawn
+from tests.chaos.real.weights import ROOT
+
+
+@pytest.mark.parametrize("seed", [8, 12])
+def test_agents_are_killed_and_the_run_comes_to_its_end(seed: int) -> None:
+    schedule = drawn(seed, "programs")
+    assert any("kill agent" in fault.kind for fault in schedule.faults)
+    assert play(seed, "programs") == [], str(schedule)
+
+
+def test_a_seed_is_a_schedule() -> None:
+    for flavour in FLAVOURS:
+        one, other = drawn(7, flavour), drawn(7, flavour)
+        assert str(one) == str(other) and one.flavour == flavour
+        assert unplayed(one).violations == []
+        assert all(
+            len(smaller.faults) + len(smaller.jobs) < len(one.faults) + len(one.jobs)
+            for smaller in one.smaller()
+        )
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
+def test_bugs_to_plant_are_in_the_code_as_it_is(bug) -> None:  # type: ignore[no-untyped-def]
+    assert spoilt((ROOT / "hpcsched" / bug.file).read_text(), bug)
+
+
+@pytest.mark.slow
+def test_as_many_as_fit_into_five_minutes() -> None:
+    from tests.chaos.real.__main__ import main
+
+    assert main(["--seconds", "300", "--first", "5000"]) == 0
