@@ -147,6 +147,7 @@ def _only(seed: int, flavour: str, *, shrink: bool) -> int:
 def add(path: Path, row: Row) -> None:
     """Add a row to a file of results, a line a row."""
     rows = json.loads(path.read_text())["schedules"] if path.exists() else []
+    rows = [one for one in rows if (one["seed"], one["flavour"]) != (row.seed, row.flavour)]
     rows.append(row.page())
     text = ",\n".join(json.dumps(one) for one in rows)
     part = path.with_suffix(".part")

@@ -150,7 +150,7 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
         known = _savings(parts[:number])
         if own_saves:  # its newest checkpoint may be half written: the one before it is as good
             before = {line.step for part in parts[:number] for line in part if line.what == "saved"}
-            known |= {*sorted(before)[-2:]}
+            known |= {*sorted({0} | before)[-2:]}
         if begin not in known:
             last = parts[number - 1][-1]
             yield (

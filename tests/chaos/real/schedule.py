@@ -93,7 +93,7 @@ class Schedule:
         return "\n".join([*lines, *(f"  {fault}" for fault in self.faults)])
 
 
-TORCH = ("ddp", "elastic", "packed", "vsw", "burst", "ps", "torch background")
+TORCH = ("ddp", "elastic", "packed", "vsw", "burst", "ps")
 PROGRAMS = (
     "contract",
     "contract",
@@ -194,7 +194,7 @@ def _program(name: str, random: Random, slots: int) -> Job:
 
 def _trainings(random: Random, slots: int) -> tuple[Job, ...]:
     kind = random.choice(
-        ("ddp", "ddp", "elastic", "elastic", "packed", "vsw", "burst", "ps", "torch background")
+        ("ddp", "ddp", "elastic", "elastic", "packed", "vsw", "burst", "ps")
     )
     steps, more = 60, []
     keys: dict[str, Any] = {"checkpoint_every": random.choice((0.5, 1, 600))}
