@@ -52,6 +52,7 @@ def main(words: Sequence[str]) -> int:
     undisturbed(), library(), commit()  # once, and not beside others
     began, rows = time.monotonic(), list[Row]()
     seeds, under_way = iter(range(args.first, args.first + args.most)), dict[int, Playing]()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends what is under way, too
     try:
         _play(args, seeds, under_way, rows, began)
     finally:
