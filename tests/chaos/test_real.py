@@ -10,10 +10,10 @@ from tests.chaos.real.schedule import FLAVOURS, drawn
 from tests.chaos.real.weights import ROOT
 
 
-@pytest.mark.parametrize("seed", [8, 12])
+@pytest.mark.parametrize("seed", [19, 33])
 def test_agents_are_killed_and_the_run_comes_to_its_end(seed: int) -> None:
     schedule = drawn(seed, "programs")
-    assert any("kill agent" in fault.kind for fault in schedule.faults)
+    assert any(fault.kind == "kill agent" for fault in schedule.faults)
     assert play(seed, "programs") == [], str(schedule)
 
 

@@ -149,7 +149,7 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
 
 def _contract(name: str, random: Random, **keys: Any) -> Job:
     options: dict[str, Any] = {
-        "pause": random.choice((0.02, 0.03, 0.05)),
+        "pause": random.choice((0.03, 0.05)),
         "every": random.choice((5, 10, 25)),
     }
     match random.random():
@@ -164,18 +164,18 @@ def _contract(name: str, random: Random, **keys: Any) -> Job:
             keys |= {"memory": "100M", "retries": 0}
         case x if x < 0.40:
             options |= {"strict": True}
-    return Job(name, "contract", random.choice((30, 60, 120)), keys, options)
+    return Job(name, "contract", random.choice((40, 100, 200)), keys, options)
 
 
 def _program(name: str, random: Random, slots: int) -> Job:
-    kind, steps = random.choice(PROGRAMS), random.choice((30, 60, 120))
-    pause = random.choice((0.02, 0.03, 0.05))
+    kind, steps = random.choice(PROGRAMS), random.choice((40, 100, 200))
+    pause = random.choice((0.03, 0.05))
     match kind:
         case "contract":
             keys = {"gpus": random.choice((1, 1, min(2, slots)))}
             return _contract(name, random, **keys)
         case "shell":
-            return Job(name, kind, min(steps, 60), {"gpus": 1}, {"pause": 0.05, "every": 10})
+            return Job(name, kind, min(steps, 100), {"gpus": 1}, {"pause": 0.05, "every": 10})
         case "saves" | "goes":
             keys = {"gpus": 1, "restartable": True}
             return Job(name, kind, steps, keys, {"pause": pause, "every": random.choice((5, 15))})
