@@ -26,6 +26,8 @@ FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
 def violations(world: World, weights: dict[str, float]) -> list[str]:
     """What is wrong, each in a line; empty if nothing is. `weights`: by `weights.key`."""
     found = list(world.wrong)
+    if world.guest and "Traceback (most" in world.guest.said:
+        found.append(f"a guest shows a traceback: {world.guest.said.strip().splitlines()[-1]}")
     if any(line.startswith("not over") for line in found):
         return found
     found += _left(world)
@@ -160,7 +162,7 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
 
 
 def _savings(parts: list[list[Line]]) -> set[int]:
-    """The steps from which the next process may go on: the last one saved, and what it may have saved after."""
+    """The steps from which the next process may go on: the last one saved, and what may be saved after it."""
     found = {0}
     for part in parts:
         for line in part:

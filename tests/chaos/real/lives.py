@@ -25,6 +25,9 @@ MOST_ENDS = 3
 """How many allocations end while there is work left."""
 
 
+FOLLOWED_S = 30.0
+"""How long another agent may take to follow one that has died."""
+
 SHORTENED_S = 4.0
 """When the end of an allocation comes near, where it does: so long after a life began."""
 
@@ -69,6 +72,7 @@ class Player:
         while life.process.poll() is None and not world.bench.rundir.record.exists():
             time.sleep(PERIOD_S)
         world.began = time.monotonic()
+        world.invite()
         while True:
             time.sleep(PERIOD_S)
             world.look()
@@ -87,6 +91,8 @@ class Player:
             if life.process.poll() is None:
                 continue
             self._ended(life)
+            if world.guest:
+                self._led_by_another()
             if life.walltime and not self._over(life):
                 world.note(f"life {len(world.lives)} ended with {life.process.returncode}")
             if self._over(life) and self._settled():
@@ -99,8 +105,23 @@ class Player:
                 return
             self._between_lives()
             life = world.start(*world.words(resume=True))
+            world.invite()
 
     # --- lives --------------------------------------------------------------------------------------
+
+    def _led_by_another(self) -> None:
+        """As long as a guest's agent leads the run, or may be about to."""
+        world, alone_since = self.world, time.monotonic()
+        while time.monotonic() < alone_since + FOLLOWED_S and world.now < PATIENCE_S:
+            if world.page()["run"]["state"] == "FINISHED" and not world.led:
+                return
+            if world.led:
+                alone_since = time.monotonic()
+            elif world.guest and world.guest.process.poll() is not None:
+                return
+            world.look()
+            self._faults()
+            time.sleep(PERIOD_S)
 
     def _ended(self, life: Life) -> None:
         life.over = time.monotonic()
@@ -111,7 +132,8 @@ class Player:
             world.wrong.append(f"an agent shows a traceback: {last}")
         refused = code == 2 and "not taken from what waited: refused" in life.said and self._noisy
         late = code == -signal.SIGTERM and world.page()["run"]["state"] == "FINISHED"  # it was over already
-        if code not in CODES and not life.killed and not refused and not late:
+        led = code == 2 and world.guest is not None and "another agent" in life.said
+        if code not in CODES and not life.killed and not refused and not late and not led:
             world.wrong.append(f"an agent ended with {code}: {life.said.strip()[-300:]}")
 
     @property
@@ -122,7 +144,8 @@ class Player:
         inbox = self.world.bench.dir / "inbox" / "new"
         waits = inbox.is_dir() and any(inbox.iterdir())
         finished = self.world.page()["run"]["state"] == "FINISHED"
-        over = (0, 1, 2, -signal.SIGTERM, *((-signal.SIGKILL,) if life.walltime_over else ()))
+        elsewhere = life.walltime_over or self.world.guest
+        over = (0, 1, 2, 75, -signal.SIGTERM, *((-signal.SIGKILL,) if elsewhere else ()))
         return (
             life.process.returncode in over
             and finished

@@ -19,6 +19,7 @@ FLAVOURS = {
     "walltime": 12,
     "hosts": 8,
     "net": 4,
+    "join": 4,
     "pids": 5,
     "tune": 5,
 }
@@ -114,13 +115,13 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
     flavour = flavour or random.choices(list(FLAVOURS), list(FLAVOURS.values()))[0]
     slots = random.choice((1, 2, 2, 3))
     policy = random.choice(("marble", "marble", "exclusive", "planner"))
-    hosts = ("a", "b") if flavour in ("hosts", "net") else ()
+    hosts = {"hosts": ("a", "b"), "net": ("a", "b"), "join": ("home", "far")}.get(flavour, ())
     if flavour == "tune":
         jobs: tuple[Job, ...] = ()
     elif flavour == "torch":
         jobs = _trainings(random, slots)
     elif hosts:
-        jobs = _spread(random)
+        jobs = _spread(random, wide=flavour != "join")
     else:
         jobs = tuple(_program(f"j{i}", random, slots) for i in range(1, random.randint(2, 4) + 1))
     jobs = _chained(random, jobs)
@@ -193,9 +194,7 @@ def _program(name: str, random: Random, slots: int) -> Job:
 
 
 def _trainings(random: Random, slots: int) -> tuple[Job, ...]:
-    kind = random.choice(
-        ("ddp", "ddp", "elastic", "elastic", "packed", "vsw", "burst", "ps")
-    )
+    kind = random.choice(("ddp", "ddp", "elastic", "elastic", "packed", "vsw", "burst", "ps"))
     steps, more = 60, []
     keys: dict[str, Any] = {"checkpoint_every": random.choice((0.5, 1, 600))}
     seeds = random.sample(range(3), 3)
@@ -216,12 +215,12 @@ def _trainer(name: str, kind: str, steps: int, seed: int, **keys: Any) -> Job:
     return Job(name, kind, steps, keys, {"seed": seed, "pause": 0.02})
 
 
-def _spread(random: Random) -> tuple[Job, ...]:
+def _spread(random: Random, *, wide: bool) -> tuple[Job, ...]:
     """Jobs for two hosts with one slot each."""
-    wide = _contract("wide", random, gpus=1, nodes=2, processes="per-gpu")
+    one = _contract("wide", random, gpus=1, nodes=2, processes="per-gpu")
     jobs = [_contract(f"j{i}", random, gpus=1) for i in range(1, random.randint(2, 3) + 1)]
-    if random.random() < 0.5:
-        jobs.insert(random.randrange(2), wide)
+    if wide and random.random() < 0.5:
+        jobs.insert(random.randrange(2), one)
     if random.random() < 0.3:
         jobs.append(
             _trainer("t0", random.choice(("ddp", "elastic")), 60, random.randrange(3), checkpoint_every=1)
@@ -269,6 +268,7 @@ _OF = {
         "suspend and resume",
     ),
     "hosts": ("kill agent", "kill node agent", "stop node agent", "kill worker", "SIGTERM", "stop agent"),
+    "join": ("kill agent", "kill agent", "kill agent", "kill node agent", "kill worker", "stop agent"),
     "net": ("cut", "cut", "thin", "kill agent", "kill worker", "kill node agent"),
     "pids": ("kill agent", "kill agent", "kill worker", "kill agent and worker", "many pids", "many pids"),
     "tune": (

@@ -22,6 +22,7 @@ from places import ROOT
 from slurmstandin import Cluster
 
 from hpcsched.cli.main import main
+from hpcsched.store.rundir import agent_alive
 
 from . import jobs
 from .places import Networks, Numbers, Place, Process, processes
@@ -157,6 +158,8 @@ class World:
         }
         env |= self.place.environment(env["PATH"])
         self.cluster = self._cluster() if self.schedule.life_s else None
+        self.guest: Life | None = None
+        """A `hpcsched join`, which starts another head where that of the run has died."""
         self.shim: Shim | None = None
         if library():
             self.shim = Shim(self.folder / "shim", self.bench.dir)
@@ -211,16 +214,30 @@ class World:
 
     def start(self, *words: str) -> Life:
         """A `hpcsched run` or `tune` in the background."""
-        told = self.folder / f"agent-{len(self.lives)}.err"
-        argv = [*self.place.prefix, COMMAND, *words]
         if self.cluster:
             self.cluster.ends_in(3600)
+        self.lives.append(self._started(f"agent-{len(self.lives)}.err", *words))
+        return self.lives[-1]
+
+    def _started(self, name: str, *words: str) -> Life:
+        told = self.folder / name
+        argv = [*self.place.prefix, COMMAND, *words]
         with told.open("wb") as out:
             process = subprocess.Popen(
                 argv, env=self.bench.env, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
             )
-        self.lives.append(Life(process, told, time.monotonic(), words))
-        return self.lives[-1]
+        return Life(process, told, time.monotonic(), words)
+
+    def invite(self) -> None:
+        """A host of another allocation joins the run, if one is to."""
+        if self.schedule.flavour == "join" and (self.guest is None or self.guest.process.poll() is not None):
+            words = ("--hosts", self.schedule.hosts[1], "--launcher", "local", "--wait", "2m")
+            self.guest = self._started("guest.err", "join", *words)
+
+    @property
+    def led(self) -> bool:
+        """Whether an agent leads the run, whoever has started it."""
+        return agent_alive(self.bench.rundir, self.bench.rundir.read_record())
 
     def shorten(self, life: Life) -> None:
         """The allocation now ends so soon, which the agent is told by a warning, once it listens."""
@@ -244,9 +261,11 @@ class World:
             options += ["--warm", "off"]
         if one.flavour == "net":
             options += ["--hosts", ",".join(one.hosts), "--launcher", "ssh", "--interface", "10.77.0.1"]
+        elif one.flavour == "join":
+            options += ["--hosts", one.hosts[0], "--launcher", "local", "--joinable"]
         elif one.hosts:
             options += ["--hosts", ",".join(one.hosts), "--launcher", "local"]
-        if one.life_s:
+        if one.life_s or one.flavour == "join":
             options += ["--margin", "3"]
         return (verb, *file, *(["--resume"] if resume else []), *options)
 
@@ -258,6 +277,8 @@ class World:
 
     def agents(self) -> list[Process]:
         """The process of the newest life (its parent, where that only waits for it, is none)."""
+        if self.guest and (record := self.bench.rundir.read_record()):
+            return [one for one in self.processes() if one.pid == record.pid]
         pid = self.lives[-1].process.pid
         found = [one for one in self.processes("agent") if one.words[0] != "nsenter"]
         return [one for one in found if one.pid == pid or self.place.prefix]
