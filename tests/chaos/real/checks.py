@@ -206,8 +206,8 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
 def _lost(lines: list[Line]) -> tuple[int, int]:
     """How many steps a job has done and could not go on from: at least, and at most.
 
-    A step is told after its line was written, so one that dies may have told one less. What the last process has
-    lost is not repeated by any.
+    A step is told after its line was written, so one that dies may have told one less. What the last process
+    has lost is not repeated by any.
     """
     parts = [list(part) for _, part in groupby(lines, lambda line: line.word)]
     least = most = 0

@@ -25,6 +25,9 @@ MOST_ENDS = 3
 """How many allocations end while there is work left."""
 
 
+LINGERS_S = 40.0
+"""How long an agent may take to end once it has let go of a run (where a machine is very busy)."""
+
 FOLLOWED_S = 30.0
 """How long another agent may take to follow one that has died."""
 
@@ -367,13 +370,15 @@ class Player:
     def second_agent(self, fault: Fault) -> None:
         if self.world.lives[-1].process.poll() is not None or not self.world.bench.rundir.begun:
             return
-        argv = [*self.world.words(resume=True)]
         mine = self.world.lives[-1].process
-        done = self.world.command(*argv, real=True)
-        if mine.poll() is None:
-            self.world.struck["second agent"] += 1
-            if done.code != 2:
-                self.world.wrong.append(f"a second agent ended with {done.code}: {done.said[-200:]}")
+        done = self.world.command(*self.world.words(resume=True), real=True, timeout_s=PATIENCE_S)
+        self.world.struck["second agent"] += 1
+        deadline = time.monotonic() + LINGERS_S
+        while done.code != 2 and mine.poll() is None:
+            if time.monotonic() > deadline:  # else the run was over, or left: another agent may have it
+                self.world.wrong.append(f"a second agent was let in: {done.code}, {done.said[-200:]}")
+                return
+            time.sleep(PERIOD_S)
 
     def no_snapshot(self, fault: Fault) -> None:
         self.world.bench.rundir.status.unlink(missing_ok=True)

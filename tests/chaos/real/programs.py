@@ -1,8 +1,8 @@
 """Programs of chaos: each appends what it does to its job's ledger, a line a step.
 
 A line: a word that no other process has, the attempt, the pid, what (`begin`, `step`, `saving`, `saved`,
-`fail`, `left`, `done`), the step, and seconds of the host's monotonic clock. Lines are appended with O_APPEND,
-beside the run directory, and no fault of a disk reaches them.
+`fail`, `left`, `done`), the step, and seconds of the host's monotonic clock. Lines are appended (O_APPEND)
+beside the run directory, where no fault of a disk reaches them.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ while step < options["steps"]:
         save()
 note("done", step)
 """
-"""Knows nothing of hpcsched but its job's name; saves by itself, or (without `every` and `catches`) not at all."""
+"""Knows only its job's name of hpcsched; saves by itself, or (without `every` and `catches`) not at all."""
 
 TRIAL = r"""
 import json, os, sys, time

@@ -23,7 +23,7 @@ _ENDLESS = 2**32 - 1
 
 @dataclass(frozen=True)
 class Rule:
-    """Such `calls` of `who` fail with `error` (0: do not) after `delay_s`, with a `chance`, so many `times`."""
+    """`calls` of `who` fail with `error` (0: do not) after `delay_s`, with a `chance`, so many `times`."""
 
     calls: int
     who: int = AGENT | WORKER
