@@ -188,7 +188,7 @@ class Player:
         with contextlib.suppress(OSError):
             data = path.read_bytes()
             start = data.rstrip(b"\n").rfind(b"\n") + 1
-            if start < max(1, world.acknowledged_bytes):
+            if start < max(1, world.acknowledged_bytes) or b'"JobsSubmitted"' in data[start:]:
                 return
             with path.open("r+b") as file:
                 file.truncate(start + int(part * (len(data) - start)))
