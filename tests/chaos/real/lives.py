@@ -336,7 +336,7 @@ class Player:
 
     def _ask(self, verb: str, name: str) -> bool:
         done = self.world.command(verb, name)
-        waits = "the command waits in" in done.said  # nobody has answered, and it counts all the same
+        waits = "the command waits" in done.said  # nobody has answered, and it counts all the same
         self.world.struck[verb] += done.code == 0 or waits
         return done.code == 0 or waits
 
@@ -361,7 +361,8 @@ class Player:
         job = next(one for one in self.schedule.later if one.name == name)
         path = jobs.file_of(self.world.folder, f"{name}.toml", job)
         for _ in range(20):  # before a run has begun there is none to submit to, and a disk may be full
-            if self.world.command("submit", str(path)).code == 0:
+            done = self.world.command("submit", str(path))
+            if done.code == 0 or "the command waits" in done.said:
                 self.world.struck["submit"] += 1
                 return
             time.sleep(0.3)

@@ -190,7 +190,10 @@ def _program(name: str, random: Random, slots: int) -> Job:
         case "share":
             return _contract(name, random, gpus=random.choice((0.25, 0.5)))
     behind = _contract(name, random)
-    return replace(behind, keys={"background": True}, options={**behind.options, "takes_mib": 0})
+    plain = {key: behind.options[key] for key in ("pause", "every")}
+    return replace(
+        behind, steps=40, keys={"background": True}, options=plain
+    )  # where cores are busy it starves
 
 
 def _trainings(random: Random, slots: int) -> tuple[Job, ...]:
