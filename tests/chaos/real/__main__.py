@@ -25,7 +25,7 @@ import msgspec
 
 from .campaign import Row, commit, played, shrunk, unplayed
 from .lives import PATIENCE_S
-from .places import started_by
+from .places import clean_up_after
 from .schedule import FLAVOURS, Schedule, drawn
 from .shim import library
 from .weights import undisturbed
@@ -118,8 +118,7 @@ class Playing:
     def kill(self) -> None:
         """Kill it, and all that it has started."""
         os.kill(self.pid, signal.SIGKILL)
-        for one in started_by(self.pid):
-            one.kill()
+        clean_up_after(self.pid)
 
     def row(self) -> Row:
         text = self.told.read_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,11 +61,12 @@ class Process:
             os.kill(self.pid, number)
 
 
-def started_by(player: int) -> list[Process]:
-    """All that live of the schedule that is played by this process: its folder's name has its number."""
+def clean_up_after(player: int) -> None:
+    """Kill and remove what is left of the schedule that was played by this process: its folder has its number."""
     for path in Path(tempfile.gettempdir()).glob(f"chaos-*-{player}-*"):
-        return processes(f"CHAOS_MARK={path}")
-    return []
+        for one in processes(f"CHAOS_MARK={path}"):
+            one.kill()
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def processes(mark: str) -> list[Process]:
