@@ -62,7 +62,7 @@ class Process:
 
 
 def clean_up_after(player: int) -> None:
-    """Kill and remove what is left of the schedule that was played by this process: its folder has its number."""
+    """Kill and remove what is left of the schedule that a process has played; its folder has its pid."""
     for path in Path(tempfile.gettempdir()).glob(f"chaos-*-{player}-*"):
         for one in processes(f"CHAOS_MARK={path}"):
             one.kill()
