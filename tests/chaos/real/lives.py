@@ -358,6 +358,8 @@ class Player:
         self._submit(fault.args[0])
 
     def _submit(self, name: str) -> None:
+        if self.world.struck["submit"]:
+            return
         job = next(one for one in self.schedule.later if one.name == name)
         path = jobs.file_of(self.world.folder, f"{name}.toml", job)
         for _ in range(20):  # before a run has begun there is none to submit to, and a disk may be full

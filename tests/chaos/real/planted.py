@@ -64,7 +64,7 @@ BUGS = (
     ),
     Bug(
         "steps repeated are not counted",
-        "programs",
+        "workers",
         "core/transitions/endings.py",
         "job.has(repeated=job.repeated + again)",
         "pass",

@@ -14,6 +14,7 @@ WRITING = OPEN | WRITE | SYNC | RENAME | MAKE
 
 FLAVOURS = {
     "programs": 34,
+    "workers": 8,
     "torch": 22,
     "disks": 12,
     "walltime": 12,
@@ -259,6 +260,7 @@ _ELSE = (
 )
 _OF = {
     "programs": (*_AGENT, *_WORKERS, *_ELSE, "clock"),
+    "workers": (*_WORKERS[:-1], "suspend and resume", "cancel", "no snapshot"),
     "torch": (*_AGENT, *_WORKERS, "kill zygote", "kill keeper", "suspend and resume", "suspend and resume"),
     "disks": ("disk", "disk", "disk", "slow disk", "stale", "kill agent", "kill worker"),
     "walltime": (
