@@ -25,6 +25,9 @@ MOST_ENDS = 3
 """How many allocations end while there is work left."""
 
 
+SOUGHT_S = 6.0
+"""How long a fault looks for what it is to strike."""
+
 LINGERS_S = 40.0
 """How long an agent may take to end once it has let go of a run (where a machine is very busy)."""
 
@@ -265,8 +268,16 @@ class Player:
             self.world.lives[-1].killed |= bool(agents)
             self.world.killed[fault.args[0]] += bool(workers)
 
+    def _again_soon(self, fault: Fault) -> None:
+        """What is to be struck is not there yet: it is looked for again, for some time."""
+        if self.world.now < fault.at + SOUGHT_S:
+            self._due.insert(0, (self.world.now + 2 * PERIOD_S, -1, fault))
+            self._due.sort(key=lambda due: due[:2])
+
     def kill_worker(self, fault: Fault) -> None:
         found = self.world.worker(fault.args[0])
+        if not found:
+            self._again_soon(fault)
         if self._kill(found, "kill worker", fault.args[0]):
             for name in self._same_process(found):
                 self.world.killed[name] += name != fault.args[0]
@@ -279,7 +290,8 @@ class Player:
         }
 
     def kill_role(self, fault: Fault) -> None:
-        self._kill(self.world.processes(fault.kind.removeprefix("kill ")), fault.kind)
+        if not self._kill(self.world.processes(fault.kind.removeprefix("kill ")), fault.kind):
+            self._again_soon(fault)
 
     def kill_node_agent(self, fault: Fault) -> None:
         self._kill(self._node_agent(fault.args[0]), "kill node agent")
@@ -292,7 +304,10 @@ class Player:
         self._stop(self.world.agents(), "stop agent", fault.args[0])
 
     def stop_worker(self, fault: Fault) -> None:
-        self._stop(self.world.worker(fault.args[0]), "stop worker", fault.args[1])
+        found = self.world.worker(fault.args[0])
+        self._stop(found, "stop worker", fault.args[1])
+        if not found:
+            self._again_soon(fault)
 
     def stop_node_agent(self, fault: Fault) -> None:
         self._stop(self._node_agent(fault.args[0]), f"stop node agent {fault.args[1]:g} s", fault.args[1])
