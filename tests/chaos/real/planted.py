@@ -71,7 +71,7 @@ BUGS = (
     ),
     Bug(
         "what a program leaves in a session of its own is not ended",
-        "programs",
+        "workers",
         "launch/orphans.py",
         "    targets = _Targets(found)\n    try:\n        targets.send(signal.SIGKILL)",
         "    targets = _Targets(found)\n    try:\n        pass",

@@ -58,8 +58,9 @@ if options.get("deaf"):
 else:
     for number in (signal.SIGTSTP, signal.SIGTERM):
         signal.signal(number, lambda *_: asked.append(1))
-if options.get("helper"):
-    subprocess.Popen(["sleep", "300"], start_new_session=True)
+helper = None
+if options.get("helper"):  # it ends it where it comes to its own end: else others have to
+    helper = subprocess.Popen(["sleep", "299"], start_new_session=True)
 try:
     if env["HPCSCHED_RESUME"] == "1":
         with open(state) as file:
@@ -101,6 +102,9 @@ try:
 except OSError as error:
     fail(error)
 note("done", step)
+if helper:
+    helper.kill()
+    helper.wait()
 '''
 """Keeps the contract: saves every so many steps, and when it is asked to leave."""
 

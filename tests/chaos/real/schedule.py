@@ -159,12 +159,12 @@ def _contract(name: str, random: Random, **keys: Any) -> Job:
             options |= {"fails_at": random.randint(1, 30), "times": random.choice((1, 2, 99))}
         case x if x < 0.13:
             options |= {"deaf": True}
-        case x if x < 0.23:
-            options |= {"helper": True}
         case x if x < 0.28:
+            options |= {"helper": True}
+        case x if x < 0.33:
             options |= {"takes_mib": 300}
             keys |= {"memory": "100M", "retries": 0}
-        case x if x < 0.40:
+        case x if x < 0.45:
             options |= {"strict": True}
     return Job(name, "contract", random.choice((40, 100, 200)), keys, options)
 
