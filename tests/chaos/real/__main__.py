@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from .campaign import Row, commit, played, shrunk, unplayed
-from .lives import PATIENCE_S
+from .faults import PATIENCE_S
 from .places import clean_up_after
 from .schedule import FLAVOURS, Schedule, drawn
 from .shim import library

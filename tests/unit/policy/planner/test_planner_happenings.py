@@ -11,7 +11,7 @@ from budget import slow
 from hpcsched.core import events as ev
 from hpcsched.core.model import Device, JobState
 from hpcsched.sim.engine import Simulation
-from hpcsched.testing.builders import Planned, a_core_job, a_job, a_profile
+from hpcsched.testing.builders import Planned, a_job, a_profile
 from hpcsched.testing.families import random_set, wrong
 from hpcsched.testing.invariants import check
 
@@ -128,11 +128,3 @@ def test_there_is_nothing_to_plan_while_all_that_run_are_sent_away():
     driver.resume("x")
     assert driver.machine.run.plan.ends.keys() == {1}
     assert driver.counts() == {"x": 1}
-
-
-def test_who_waits_for_slots_on_loan_has_its_turn_when_they_come_back():
-    driver = Planned(a_core_job("a", 2, start=0.5), a_job("b", gpus=2), gpus=2, kind="cpu", policy="planner")
-    assert driver.counts() == {"a": 0} and driver.machine.run.plan.rule == "marble"
-    driver.runs("a", in_place=True)
-    driver.exits("a", 0, step=100_000, saved=100_000)
-    assert driver.counts() == {"b": 2}
