@@ -15,7 +15,7 @@ from hpcsched.agent.abandon import abandon
 from hpcsched.agent.allocation.release import HostReleases
 from hpcsched.agent.attempts import Resizing, WatchedAttempt, remove_attempt_files
 from hpcsched.agent.clock import RunClock
-from hpcsched.agent.exits import exited, launch_failed
+from hpcsched.agent.exits import exited, launch_failed, not_launched
 from hpcsched.agent.gpu_faults import GpuFaults
 from hpcsched.agent.gpu_memory import GpuMemory, time_to_wait_s
 from hpcsched.agent.job_folder import gpus_named, mark_attempt, put_aside
@@ -154,10 +154,7 @@ class Effects:
             raise
         except Exception as error:  # whatever is wrong with a job, the others go on
             where = disk_space.full_directory(error, folder)
-            if not isinstance(error, LaunchError):
-                said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
-                error = LaunchError(said, transient=False)
-            failed = launch_failed(error, self._clock.now(), no_room=where, **about)
+            failed = launch_failed(not_launched(error), self._clock.now(), no_room=where, **about)
             return [*self._waiting.over(**about), failed]
         attempt = WatchedAttempt(
             job_id=job.id,

@@ -11,6 +11,7 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.state import State
 from hpcsched.core.events import LaunchFailed, WorkersExited
 from hpcsched.errors import LaunchError
+from hpcsched.launch.base import TRANSIENT
 from hpcsched.printing import printable
 
 SURELY_BEFORE_S = 1.0
@@ -74,6 +75,14 @@ def exited(
         unasked=unasked,
         not_taken=attempt.self_saving.not_taken if attempt.self_saving and not attempt.ready else "",
     )
+
+
+def not_launched(error: Exception) -> LaunchError:
+    """What has kept an attempt from being launched, whatever it was."""
+    if isinstance(error, LaunchError):
+        return error
+    said = str(error) if isinstance(error, OSError | ValueError) else repr(error)
+    return LaunchError(said, transient=isinstance(error, OSError) and error.errno in TRANSIENT)
 
 
 def launch_failed(error: LaunchError, at: float, *, job_id: int, attempt: int, no_room: str) -> LaunchFailed:

@@ -24,7 +24,7 @@ from hpcsched.core.mechanisms.cpu.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.errors import BadEnvironment, LaunchError
-from hpcsched.launch.base import LaunchPlan, RankPlacement
+from hpcsched.launch.base import TRANSIENT, LaunchPlan, RankPlacement
 from hpcsched.launch.containers.choose import contained
 from hpcsched.launch.cpu_shares import CpuShares
 from hpcsched.launch.environment import (
@@ -56,9 +56,6 @@ from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
 from hpcsched.watchers import let_read
 
-_TRANSIENT = frozenset(
-    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
-)
 _NOT_A_KEEPERS = (*RANK_0_FDS, variables.ARENA_FD, variables.JOINING, variables.LANE, variables.PACK)
 """Variables of ranks that their keeper does not get."""
 
@@ -438,6 +435,6 @@ def _errors_as_launch_errors(plan: LaunchPlan) -> Iterator[None]:
         why = error.strerror or str(error)
         if error.errno == errno.ENOEXEC:
             why += " (a script needs a first line like #!/bin/sh)"
-        raise LaunchError(f"{os.fsdecode(where)}: {why}", transient=error.errno in _TRANSIENT) from error
+        raise LaunchError(f"{os.fsdecode(where)}: {why}", transient=error.errno in TRANSIENT) from error
     except ValueError as error:  # a NUL byte, an empty argument list
         raise LaunchError(f"job {plan.job_id}: {error}", transient=False) from error

@@ -131,7 +131,9 @@ class Faults:
         self._kill(self._node_agent(fault.args[0]), "kill node agent")
 
     def _node_agent(self, host: str) -> list[Process]:
-        found = self.world.processes("node agent")
+        found = self.world.processes("node agent")  # and their guards, which are left alone
+        pids = {one.pid for one in found}
+        found = [one for one in found if one.parent not in pids]
         return [one for one in found if one.words[-2:-1] == (host,) or one.words[-1:] == (host,)]
 
     def stop_agent(self, fault: Fault) -> None:

@@ -34,6 +34,7 @@ class Process:
     """A process that lives; `inner`: its number where it runs."""
 
     pid: int
+    parent: int
     inner: int
     words: tuple[str, ...]
     environ: Mapping[str, str]
@@ -88,7 +89,8 @@ def _processes(mark: bytes) -> Iterator[Process]:
             numbers = next(line for line in lines if line.startswith("NSpid:")).split()
             words = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace").split("\0")
             environ = dict(e.decode(errors="replace").split("=", 1) for e in entries if b"=" in e)
-            yield Process(int(name), int(numbers[-1]), tuple(words), environ)
+            parent = int(next(line for line in lines if line.startswith("PPid:")).split()[1])
+            yield Process(int(name), parent, int(numbers[-1]), tuple(words), environ)
 
 
 class Place:
