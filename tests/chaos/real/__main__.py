@@ -145,13 +145,15 @@ def _only(seed: int, flavour: str, *, shrink: bool) -> int:
 
 
 def add(path: Path, row: Row) -> None:
-    """Add a row to a file of results, a line a row."""
-    rows = json.loads(path.read_text())["schedules"] if path.exists() else []
-    rows = [one for one in rows if (one["seed"], one["flavour"]) != (row.seed, row.flavour)]
+    """Add a row to a file of results, in the place of one of the same seed; what else is there stays."""
+    page = json.loads(path.read_text()) if path.exists() else {"schema": 1}
+    rows = [
+        one for one in page.get("schedules", []) if one["seed"] != row.seed or one["flavour"] != row.flavour
+    ]
     rows.append(row.page())
-    text = ",\n".join(json.dumps(one) for one in rows)
+    others = "".join(f"{json.dumps(key)}: {json.dumps(page[key])},\n" for key in page if key != "schedules")
     part = path.with_suffix(".part")
-    part.write_text(f'{{"schema": 1, "schedules": [\n{text}\n]}}\n')
+    part.write_text(f'{{{others}"schedules": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n")
     part.rename(path)
 
 

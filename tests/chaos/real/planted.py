@@ -78,7 +78,7 @@ BUGS = (
     ),
     Bug(
         "what is held in memory is not let go",
-        "torch",
+        "memory",
         "worker/keeper.py",
         "(env.job_dir / files.held(env.attempt)).unlink(missing_ok=True)",
         "pass",

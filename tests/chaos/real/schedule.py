@@ -16,6 +16,7 @@ FLAVOURS = {
     "programs": 34,
     "workers": 8,
     "torch": 22,
+    "memory": 4,
     "disks": 12,
     "walltime": 12,
     "hosts": 8,
@@ -119,6 +120,10 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
     hosts = {"hosts": ("a", "b"), "net": ("a", "b"), "join": ("home", "far")}.get(flavour, ())
     if flavour == "tune":
         jobs: tuple[Job, ...] = ()
+    elif flavour == "memory":  # a state that is suspended is in memory first, and a keeper makes it durable
+        jobs = (
+            _trainer("t0", random.choice(("ddp", "elastic")), 60, random.randrange(3), checkpoint_every=600),
+        )
     elif flavour == "torch":
         jobs = _trainings(random, slots)
     elif hosts:
@@ -129,7 +134,7 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
     later: tuple[Job, ...] = ()
     if flavour == "walltime":  # longer than an allocation
         jobs = tuple(replace(job, steps=3 * job.steps) for job in jobs)
-    if flavour not in ("tune", "torch") and random.random() < 0.4:
+    if flavour not in ("tune", "torch", "memory") and random.random() < 0.4:
         later = (_contract("late", random),)
     names = [job.name for job in jobs] or [f"trial-{number}" for number in range(9)]
     faults = [Fault(round(random.uniform(0.5, 5.0), 2), "submit", (job.name,)) for job in later]
@@ -145,7 +150,7 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         hosts=hosts,
         life_s=round(random.uniform(9.0, 16.0), 1) if flavour == "walltime" else None,
-        warm=flavour == "torch" or random.random() < 0.1,
+        warm=flavour in ("torch", "memory") or random.random() < 0.1,
     )
 
 
@@ -260,6 +265,7 @@ _ELSE = (
 )
 _OF = {
     "programs": (*_AGENT, *_WORKERS, *_ELSE, "clock"),
+    "memory": (*3 * ("suspend and resume",), "suspend, then kill", "kill keeper", "kill worker"),
     "workers": (*_WORKERS[:-1], "suspend and resume", "cancel", "no snapshot"),
     "torch": (*_AGENT, *_WORKERS, "kill zygote", "kill keeper", "suspend and resume", "suspend and resume"),
     "disks": ("disk", "disk", "disk", "slow disk", "stale", "kill agent", "kill worker"),
