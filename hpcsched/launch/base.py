@@ -16,7 +16,16 @@ from hpcsched.core.model import Container, Device, PythonEnvironment
 from hpcsched.core.needs import Needs
 
 TRANSIENT = frozenset(
-    {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR, errno.ESTALE}
+    {
+        errno.EAGAIN,
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ETXTBSY,
+        errno.EINTR,
+        errno.EIO,
+        errno.ESTALE,
+    }
 )
 """Errors of the system that may pass: who starts again a moment later may not meet them."""
 

@@ -12,7 +12,8 @@ from hpcsched.errors import LaunchError
 
 
 @pytest.mark.parametrize(
-    ("number", "transient"), [(errno.ESTALE, True), (errno.EMFILE, True), (errno.EACCES, False)]
+    ("number", "transient"),
+    [(errno.ESTALE, True), (errno.EIO, True), (errno.EMFILE, True), (errno.EACCES, False)],
 )
 def test_an_error_of_the_system_may_pass(number: int, transient: bool) -> None:
     error = not_launched(OSError(number, os.strerror(number), "/run/jobs/1"))
