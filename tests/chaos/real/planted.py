@@ -130,8 +130,8 @@ def found(bug: Bug, seconds: float, at_once: int) -> str:
         copy_with(bug, Path(name))
         words = [sys.executable, "-m", "tests.chaos.real", "--seconds", str(seconds), "--until-found"]
         words += ["--flavour", bug.flavour, "--at-once", str(at_once)]
-        env = {**os.environ, "CHAOS_UNDER_TEST": name, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+        env = {**os.environ, "CHAOS_UNDER_TEST": name, "PYTHONPATH": name}  # what checks has the bug, too
+        done = subprocess.run(words, env=env, cwd=name, capture_output=True, text=True, check=False)
     match = re.search(r"^seed (\d+) [^\n]*\n    !! ([^\n]*)", done.stdout, re.MULTILINE)
     return f"seed {match[1]}: {match[2][:160]}" if match else ""
 
