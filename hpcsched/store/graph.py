@@ -160,7 +160,7 @@ class Encoder:
         self._seen: dict[int, int] = {}
         self._count = 0
         self._by_type: dict[type, Callable[[Any], Any]] = {
-            **dict.fromkeys((type(None), bool, float, str, bytes), _itself),
+            **dict.fromkeys((type(None), bool, float, str, bytes), lambda value: value),
             int: _int,
             tuple: lambda value: [_TUPLE, *map(self.value, value)],
             frozenset: lambda value: [_FROZENSET, *map(self.value, _in_order(value))],
@@ -232,6 +232,12 @@ class Encoder:
             raise NotPlain(f"a {type(value).__qualname__} that is within itself")
         return [_REF, number]
 
+    def _seen_before(self, value: Any) -> list[int] | None:
+        """What refers to an object; None, and it is counted, where it comes for the first time."""
+        if (again := self._again(value)) is None:
+            self._number(value)
+        return again
+
     def _enum(self, value: Enum) -> list[int]:
         number = self._enum_numbers.get(value)
         if number is None:
@@ -255,10 +261,7 @@ class Encoder:
         return encode(value)
 
     def _container(self, tag: int, value: Any, parts: Any) -> list[Any]:
-        if again := self._again(value):
-            return again
-        self._number(value)
-        return [tag, *map(self.value, parts)]
+        return self._seen_before(value) or [tag, *map(self.value, parts)]
 
     def _bound(self, value: Any) -> list[Any]:
         owner, name = value.__self__, value.__name__
@@ -284,16 +287,11 @@ class Encoder:
         return found
 
     def _instance(self, tag: int, value: Any) -> list[Any]:
-        if again := self._again(value):
-            return again
-        self._number(value)
-        return [tag, *self._attributes(value)]
+        return self._seen_before(value) or [tag, *self._attributes(value)]
 
     def _mapping(self, tag: int, value: Any) -> list[Any]:
-        if again := self._again(value):
-            return again
-        self._number(value)
-        return [tag, self._attributes(value), *map(self.value, _flat(value))]
+        again = self._seen_before(value)
+        return again or [tag, self._attributes(value), *map(self.value, _flat(value))]
 
     def _attributes(self, value: Any) -> list[Any]:
         parts = {name: getattr(value, name) for name in _slots(value.__class__) if hasattr(value, name)}
@@ -302,10 +300,6 @@ class Encoder:
         for name, part in parts.items():
             found += (name, self.value(part))
         return found
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 def _int(value: int) -> Any:
@@ -335,11 +329,7 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        tables: Tables,
-        externals: Mapping[str, Any],
-        *,
-        apart: Callable[[int], Any] | None = None,
+        self, tables: Tables, externals: Mapping[str, Any], *, apart: Callable[[int], Any] | None = None
     ) -> None:
         self._externals, self._seen = externals, list[Any]()
         with _as_bad_input():
@@ -375,9 +365,7 @@ class Decoder:
         return found
 
     def _value(self, value: Any) -> Any:
-        if type(value) is not list:
-            return value
-        return self._by_tag[_index(value[0])](value)
+        return self._by_tag[_index(value[0])](value) if type(value) is list else value
 
     def _apart(self, number: Any, find: Callable[[int], Any] | None) -> Any:
         if find is None:
