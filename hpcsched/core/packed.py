@@ -120,7 +120,8 @@ class Jobs(dict[int, Job]):
         if number == _KEPT and self.read:
             return self.read(data[_HEAD.size :])
         alike = self._alike[number]
-        job = pickle.loads(zlib.decompressobj(_RAW, zdict=alike).decompress(data[_HEAD.size :]))
+        data = zlib.decompressobj(_RAW, zdict=alike).decompress(data[_HEAD.size :])
+        job = pickle.loads(data)  # nosec B301 # they never left this process
         assert isinstance(job, Job)
         return job
 
