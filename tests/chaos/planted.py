@@ -31,13 +31,11 @@ class Fault:
     right: str
     wrong: str
 
-    def plant(self, root: Path) -> None:
-        """Put it into a copy. Raises ValueError where the code has changed."""
-        path = root / "hpcsched" / self.file
-        text = path.read_text()
+    def planted(self, text: str) -> str:
+        """The text of the file with the fault in it. Raises ValueError where the code has changed."""
         if (found := text.count(self.right)) != 1:
-            raise ValueError(f"{self.name}: what it changes stands {found} times in {path}")
-        path.write_text(text.replace(self.right, self.wrong))
+            raise ValueError(f"{self.name}: what it changes stands {found} times in {self.file}")
+        return text.replace(self.right, self.wrong)
 
 
 FAULTS = (
@@ -143,7 +141,8 @@ def seconds_until_found(fault: Fault, seconds: float) -> tuple[float | None, str
         copy = Path(folder)
         for name in ("hpcsched", "tests"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
-        fault.plant(copy)
+        path = copy / "hpcsched" / fault.file
+        path.write_text(fault.planted(path.read_text()))
         command = [
             sys.executable,
             "-m",

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.planted import FAULTS, Fault
+from tests.chaos.virtual import day
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,6 +24,21 @@ def played(*words: object, seconds: float) -> None:
 
 def test_nothing_is_violated_in_the_first_schedules() -> None:
     played(seconds=8)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_faults_to_plant_are_in_the_code_as_it_is(fault: Fault) -> None:
+    assert fault.wrong in fault.planted((ROOT / "hpcsched" / fault.file).read_text())
+
+
+@pytest.mark.slow
+def test_a_day_needs_no_more_in_its_last_hours_than_in_its_first() -> None:
+    violated, hours = day.played(24, every_s=20.0)
+    assert violated == [] and len(hours) >= 20
+    assert hours[-1].ended > 3000
+    assert max(hour.status_bytes for hour in hours) < 400_000
+    early, late = (sum(hour.cpu_s for hour in part) for part in (hours[4:10], hours[-6:]))
+    assert late < 2 * early
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ BUGS = (
         "the journal is not durable before an answer",
         "programs",
         "store/journal.py",
-        "os.fdatasync(self._descriptor)",
-        "pass",
+        "            if sync:\n                os.fdatasync(self._descriptor)\n",
+        "",
     ),
     Bug(
         "a torn tail is not cut off",

@@ -22,6 +22,7 @@ WORKER = Path(rendezvous.__file__).parents[1]
 
 PICKLES = {
     "checkpoint/layout.py": "the job's own arena, a memfd: read by an unpickler that knows four types",
+    "checkpoint/plain_dcp.py": "an index of a sharded checkpoint: read by an unpickler of its few classes",
     "call.py": "functions of the user's own, which the user's own Python has pickled",
     "packing/data_feed.py": "compares datasets, and reads nothing",
 }
