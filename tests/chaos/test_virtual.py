@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.planted import FAULTS, Fault
-from tests.chaos.virtual import day
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,15 +31,6 @@ def test_faults_to_plant_are_in_the_code_as_it_is(fault: Fault) -> None:
 
 
 @pytest.mark.slow
-def test_a_day_needs_no_more_in_its_last_hours_than_in_its_first() -> None:
-    violated, hours = day.played(24, every_s=20.0)
-    assert violated == [] and len(hours) >= 20
-    assert hours[-1].ended > 3000
-    assert max(hour.status_bytes for hour in hours) < 400_000
-    early, late = (sum(hour.cpu_s for hour in part) for part in (hours[4:10], hours[-6:]))
-    assert late < 2 * early
-
-
-@pytest.mark.slow
-def test_nothing_is_violated_in_schedules_that_are_new_each_day() -> None:
-    played("--first", int(time.time() // 86400) * 100_000, seconds=240)
+def test_nothing_is_violated_in_schedules_that_are_new_each_day(pytestconfig: pytest.Config) -> None:
+    in_part = pytestconfig.getoption("--part")  # which always tries the same ones
+    played("--first", 10_000 if in_part else int(time.time() // 86400) * 100_000, seconds=240)
