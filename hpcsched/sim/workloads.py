@@ -36,6 +36,7 @@ from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.profile import Profile
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile import NAME
+from hpcsched.printing import printable, shortened
 from hpcsched.store.profiles import shipped
 
 _PER_S = 1_000_000
@@ -203,7 +204,7 @@ def _lines(path: Path) -> Iterator[_Line]:
                     continue
                 line = reader.line_num
                 if len(row) != len(header):
-                    accepted = f"{len(header)}: {', '.join(header)}"
+                    accepted = f"{len(header)}: {shortened(printable(', '.join(header)), 100)}"
                     raise ConfigError(where=f"{path}:{line}", got=f"{len(row)} values", accepted=accepted)
                 yield _Line(path, line, names, {column: row[i].strip() for column, i in at.items()})
     except (OSError, UnicodeError, csv.Error) as error:

@@ -289,7 +289,7 @@ class _Value:
         return self.text()
 
     def count(self) -> int:
-        if type(self.found) is not int or self.found < 1:
+        if type(self.found) is not int or not 1 <= self.found < 2**63:  # as the database keeps it
             self.refuse("a whole number of at least 1")
         return self.found
 

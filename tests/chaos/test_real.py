@@ -34,7 +34,9 @@ def test_bugs_to_plant_are_in_the_code_as_it_is(bug) -> None:  # type: ignore[no
 
 
 @pytest.mark.slow
-def test_as_many_as_fit_into_five_minutes() -> None:
+def test_as_many_as_fit_into_five_minutes(pytestconfig: pytest.Config) -> None:
+    if pytestconfig.getoption("--part"):
+        pytest.skip("real runs differ each time, and a part is always the same")
     from tests.chaos.real.__main__ import main
 
     assert main(["--seconds", "300", "--first", "5000"]) == 0

@@ -89,7 +89,7 @@ def test_when_the_allocation_that_leads_goes_another_one_leads(site: Site) -> No
     assert site.hpcsched("submit", "jobs.toml").returncode == 0
     rounds(site, lambda: site.job("j3").get("state") == "RUNNING")
     first = shown(site)["leader"]
-    assert "leads the run" in site.hpcsched("pool", "status", "pool.toml").stdout
+    site.until(lambda: "leads the run" in site.hpcsched("pool", "status", "pool.toml").stdout)
     site.slurm.run("scancel", first)
     site.until(lambda: shown(site)["leader"] not in (None, first))
     site.hpcsched("cancel", *(f"j{i}" for i in range(4, 12)))
