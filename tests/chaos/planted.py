@@ -24,18 +24,29 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: in a file of hpcsched, `right` stands once, and becomes `wrong`."""
+    """A fault: in a file of hpcsched, `right` stands once, and becomes `wrong`. `flavour`: of the real
+    schedules that are to find it."""
 
     name: str
     file: str
     right: str
     wrong: str
+    flavour: str = ""
 
     def planted(self, text: str) -> str:
         """The text of the file with the fault in it. Raises ValueError where the code has changed."""
         if (found := text.count(self.right)) != 1:
             raise ValueError(f"{self.name}: what it changes stands {found} times in {self.file}")
         return text.replace(self.right, self.wrong)
+
+    def copy(self, folder: Path) -> None:
+        """Make a copy of the package with it, and links to what stands beside that. Raises ValueError."""
+        shutil.copytree(ROOT / "hpcsched", folder / "hpcsched", ignore=shutil.ignore_patterns("__pycache__"))
+        for path in ROOT.iterdir():
+            if path.name not in ("hpcsched", ".git"):
+                (folder / path.name).symlink_to(path)
+        place = folder / "hpcsched" / self.file
+        place.write_text(self.planted(place.read_text()))
 
 
 FAULTS = (
@@ -138,11 +149,7 @@ FAULTS = (
 def seconds_until_found(fault: Fault, seconds: float) -> tuple[float | None, str]:
     """How long it takes to find a fault (None: it was not found), and what it violated."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        copy = Path(folder)
-        for name in ("hpcsched", "tests"):
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "data"))
-        path = copy / "hpcsched" / fault.file
-        path.write_text(fault.planted(path.read_text()))
+        fault.copy(Path(folder))
         command = [
             sys.executable,
             "-m",
@@ -155,7 +162,9 @@ def seconds_until_found(fault: Fault, seconds: float) -> tuple[float | None, str
         ]
         environment = {**os.environ, "PYTHONPATH": folder}
         began = time.monotonic()
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
         took_s = time.monotonic() - began
     said = next((line for line in done.stdout.splitlines() if line.startswith("seed ")), done.stderr[-500:])
     return (took_s if done.returncode == 1 else None), said

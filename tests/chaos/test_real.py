@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.chaos.planted import Fault
 from tests.chaos.real.campaign import play, unplayed
-from tests.chaos.real.planted import BUGS, spoilt
+from tests.chaos.real.planted import BUGS
 from tests.chaos.real.schedule import FLAVOURS, drawn
 from tests.chaos.real.weights import ROOT
 
@@ -28,9 +29,9 @@ def test_a_seed_is_a_schedule() -> None:
         )
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
-def test_bugs_to_plant_are_in_the_code_as_it_is(bug) -> None:  # type: ignore[no-untyped-def]
-    assert spoilt((ROOT / "hpcsched" / bug.file).read_text(), bug)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_bugs_to_plant_are_in_the_code_as_it_is(bug: Fault) -> None:
+    assert bug.planted((ROOT / "hpcsched" / bug.file).read_text())
 
 
 @pytest.mark.slow

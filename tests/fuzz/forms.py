@@ -44,7 +44,7 @@ class Form:
         return None
 
     def dump(self, tree: Any) -> bytes:
-        raise NotImplementedError
+        return bytes(tree)
 
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}

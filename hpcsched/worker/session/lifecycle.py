@@ -169,7 +169,6 @@ class Lifecycle:
     def _suspend(self) -> None:
         context = self.context
         self.report(force=True)
-        context.orders.look()
         self.checkpoints.save_or_exit(quick=context.orders.quick)
         self.log.close()
         code = context.env.leave() if context.env is not None else exits.SUSPENDED

@@ -10,124 +10,93 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.real.weights import ROOT
-
-
-@dataclass(frozen=True)
-class Bug:
-    """In `file` of the package `now` stands in the place of `was`; schedules of this flavour find it."""
-
-    what: str
-    flavour: str
-    file: str
-    was: str
-    now: str
-
+from tests.chaos.planted import Fault
 
 BUGS = (
-    Bug(
+    Fault(
         "orphans are not ended at resume",
-        "programs",
         "agent/recovery.py",
         "stay = end_processes(orphans, grace_s, killed=killed) if orphans else []",
         "stay = list[Process]()",
+        flavour="programs",
     ),
-    Bug(
+    Fault(
         "the journal is not durable before an answer",
-        "programs",
         "store/journal.py",
         "            if sync:\n                os.fdatasync(self._descriptor)\n",
         "",
+        flavour="programs",
     ),
-    Bug(
+    Fault(
         "a torn tail is not cut off",
-        "programs",
         "store/journal.py",
         "os.ftruncate(self._descriptor, length)\n            os.lseek(self._descriptor, length, os.SEEK_SET)",
         "os.lseek(self._descriptor, 0, os.SEEK_END)",
+        flavour="programs",
     ),
-    Bug(
+    Fault(
         "a second agent is let in",
-        "programs",
         "store/rundir.py",
         "fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
         "fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+        flavour="programs",
     ),
-    Bug(
+    Fault(
         "steps repeated are not counted",
-        "workers",
         "core/transitions/endings.py",
         "job.has(repeated=job.repeated + again)",
         "pass",
+        flavour="workers",
     ),
-    Bug(
+    Fault(
         "what a program leaves in a session of its own is not ended",
-        "workers",
         "launch/orphans.py",
         "    targets = _Targets(found)\n    try:\n        targets.send(signal.SIGKILL)",
         "    targets = _Targets(found)\n    try:\n        pass",
+        flavour="workers",
     ),
-    Bug(
+    Fault(
         "what is held in memory is not let go",
-        "memory",
         "worker/keeper.py",
         "(env.job_dir / files.held(env.attempt)).unlink(missing_ok=True)",
         "pass",
+        flavour="memory",
     ),
-    Bug(
+    Fault(
         "nothing is saved before the time is up",
-        "walltime",
         "core/transitions/drain.py",
         "if self._deadline.timer_is_due:",
         "if False:",
+        flavour="walltime",
     ),
-    Bug(
+    Fault(
         "a full disk counts as the job's failure",
-        "disks",
         "agent/exits.py",
         "else disk_space.first_full_directory(attempt.written_folders)",
         'else ""',
+        flavour="disks",
     ),
-    Bug(
+    Fault(
         "the processes of a node agent that was killed live on",
-        "hosts",
         "agent/node/guard.py",
         "end_processes(marked(find_orphans(run_id, []), [name_mark]), GRACE_S)",
         "pass",
+        flavour="hosts",
     ),
 )
 
 
-def copy_with(bug: Bug, folder: Path) -> None:
-    """The package with a bug, and links to what stands beside it. Raises ValueError."""
-    shutil.copytree(ROOT / "hpcsched", folder / "hpcsched", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in ROOT.iterdir():
-        if path.name not in ("hpcsched", ".git"):
-            (folder / path.name).symlink_to(path)
-    place = folder / "hpcsched" / bug.file
-    place.write_text(spoilt(place.read_text(), bug))
-
-
-def spoilt(text: str, bug: Bug) -> str:
-    """The text of its file with a bug. Raises ValueError if that is another one by now."""
-    if text.count(bug.was) != 1:
-        raise ValueError(f"{bug.what}: {bug.file} has not one place with {bug.was!r}")
-    return text.replace(bug.was, bug.now)
-
-
-def found(bug: Bug, seconds: float, at_once: int) -> str:
+def found(bug: Fault, seconds: float, at_once: int) -> str:
     """The first schedule that finds it, and what it says; empty if none does in time."""
     with tempfile.TemporaryDirectory(prefix="planted-") as name:
-        copy_with(bug, Path(name))
+        bug.copy(Path(name))
         words = [sys.executable, "-m", "tests.chaos.real", "--seconds", str(seconds), "--until-found"]
         words += ["--flavour", bug.flavour, "--at-once", str(at_once)]
         env = {**os.environ, "CHAOS_UNDER_TEST": name, "PYTHONPATH": name}  # what checks has the bug, too
@@ -145,12 +114,12 @@ def main(words: Sequence[str]) -> int:
     args = parser.parse_args(words)
     missed = 0
     for bug in BUGS:
-        if args.only not in bug.what:
+        if args.only not in bug.name:
             continue
         began = time.monotonic()
         by = found(bug, args.seconds, args.at_once)
         missed += not by
-        print(f"{bug.what}: {by or 'NOT FOUND'} ({time.monotonic() - began:.0f} s)", flush=True)
+        print(f"{bug.name}: {by or 'NOT FOUND'} ({time.monotonic() - began:.0f} s)", flush=True)
     return bool(missed)
 
 

@@ -6,7 +6,6 @@ was not synchronised is lost when the node dies.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -112,7 +111,3 @@ class Disk:
             kept = self._synced.get(about.st_ino, about.st_size)
             if kept < about.st_size:
                 os.truncate(journal, self._random.randint(kept, about.st_size))
-
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-BROKEN = (errno.EIO, errno.ESTALE)

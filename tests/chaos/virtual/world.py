@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -319,12 +319,3 @@ class VirtualBatch(Local):
         return BatchJobState.RUNNING
 
     def comment(self, text: str) -> None: ...
-
-
-@contextmanager
-def nothing() -> Iterator[None]:
-    yield
-
-
-def spec_named(schedule: Schedule, name: str) -> JobSpec:
-    return next(spec for spec in (*schedule.jobs, *schedule.later.values()) if spec.name == name)

@@ -168,6 +168,10 @@ HEADER = "submit_s,duration_s,gpus,name"
         ("time,arrival,duration_s,gpus\n", ":1: columns time and arrival; accepted: one of them"),
         (HEADER, ": no jobs; accepted: a line for each job"),
         (f"{HEADER}\n1,2,1,a\n1,2,1\n", ":3: 3 values; accepted: 4: submit_s, duration_s, gpus, name"),
+        (
+            f"{HEADER},a\x1bb{'c' * 500}\n1\n",
+            ":2: 1 values; accepted: 5: submit_s, duration_s, gpus, name, a\\x1bbc",
+        ),
         (f"{HEADER}\n1,soon,1,a\n", ":2: duration_s: 'soon'; accepted: seconds, such as 90 or 12.5"),
         (f"{HEADER}\n-1,2,1,a\n", ":2: submit_s: '-1'; accepted: seconds, such as 90 or 12.5"),
         (f"{HEADER}\n,2,1,a\n", ":2: submit_s: nothing; accepted: seconds, such as 90 or 12.5"),

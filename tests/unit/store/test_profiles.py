@@ -118,6 +118,7 @@ def test_the_documented_shape_is_read() -> None:
         ({"nodes": 0}, ".nodes", "0"),
         ({"nodes": 1.0}, ".nodes", "1.0"),
         ({"global_batch": 1.5}, ".global_batch", "1.5"),
+        ({"global_batch": 2**63}, ".global_batch", str(2**63)),
         ({"global_batch": True}, ".global_batch", "true"),
         ({"model": ""}, ".model", '""'),
         ({"model": 5}, ".model", "5"),
