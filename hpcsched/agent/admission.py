@@ -89,12 +89,11 @@ class Admission:
     ) -> list[ev.Event]:
         """The events that add jobs, the submission last. Raises ConfigError for jobs that cannot run here.
 
-        Every job is checked as a job file's is: a file in the inbox may come from anywhere. Those whose names
-        are `cancelled` are over as they come, and need not fit.
+        The jobs are as a job file gives them, checked by themselves. Those whose names are `cancelled` are
+        over as they come, and need not fit.
         The submission alone carries the cause: a journal torn before it does not hold the command.
         """
         machine = self.machine
-        jobs = [submission.checked(job, where=where) for job in jobs]
         jobfile.check_names(jobs, where=where, known=machine.run.by_name.keys())
         wanted = [job for job in jobs if job.name not in cancelled]
         found = self._checked(wanted, gpus=gpus, where=where)
@@ -148,7 +147,7 @@ class Admission:
         again. `called_in`: see `differing`. Raises ConfigError for definitions that this run cannot take.
         """
         machine, edits = self.machine, JobEdits()
-        for spec in [submission.checked(job, where=where) for job in jobs]:
+        for spec in jobs:
             job = machine.run.jobs[machine.run.by_name[spec.name]]
             keys = differing(job.spec, spec, called_in=called_in)
             if keys == ("processes",) and not update and was_unsaid(job.spec, spec):
@@ -177,12 +176,13 @@ class Admission:
     ) -> tuple[list[ev.Event], Answer]:
         """The events of a submit command, and the answer to its sender. Raises ConfigError.
 
-        One that changes nothing that the run has, and holds no new job, is refused: `Answer.kept` and
-        `Answer.outcomes` say what differs.
+        Every job is checked as a job file's is: a file in the inbox may come from anywhere. One that changes
+        nothing that the run has, and holds no new job, is refused: `Answer.kept` and `Answer.outcomes` say
+        what differs.
         """
         names = self.machine.run.by_name
-        new = [job for job in command.jobs if job.name not in names]
-        old = [job for job in command.wanted if job.name in names]
+        old = [submission.checked(job, where="submit") for job in command.wanted if job.name in names]
+        new = [submission.checked(job, where="submit") for job in command.jobs if job.name not in names]
         edits = self.edits(old, update=command.update, called_in=command.workdir, gpus=gpus, where="submit")
         # What has waited for this agent may have come with its job file meanwhile.
         agreed = command.update or self.machine.run.reads_inbox

@@ -380,7 +380,7 @@ class Effects:
 
     def _forget_the_finished(self) -> None:
         """What is kept in memory for a job's next attempt goes when there will be none."""
-        over = {i for i in self._launched if self._machine.run.jobs[i].state.final}
+        over = set(filter(self._machine.run.jobs.is_over, self._launched))
         self._launched -= over
         for job_id in over:
             self._launcher.forget(job_id)

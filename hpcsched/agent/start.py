@@ -61,6 +61,7 @@ from hpcsched.agent.run_lock import refuse_other_run, take_run_lock
 from hpcsched.agent.shared_use import SharedUseMeter
 from hpcsched.agent.staying import Staying
 from hpcsched.agent.taking_over import TakenOver, clock_at, devices_before, is_joinable, may_run_on, take_over
+from hpcsched.agent.wakeup import signals_wake
 from hpcsched.agent.watched import open_to
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
@@ -69,7 +70,6 @@ from hpcsched.core.machine import Machine
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError
 from hpcsched.launch.plans import claim_checkpoints
-from hpcsched.launch.spawn import ignoring_signals
 from hpcsched.policy import make_policy
 from hpcsched.store.device_use import UseRecord
 from hpcsched.store.heads import Superseded, claim_number, give_up_number, keep_options, must_lead
@@ -102,8 +102,9 @@ def run(
     make_policy(request.policy or "marble", request.policy_options if request.policy else {})
     host, user = socket.gethostname(), user_name()
     with contextlib.ExitStack() as stack:
-        # Its warnings would end us while the loop does not listen; the end time is followed anyway.
-        stack.enter_context(ignoring_signals(frozenset({signal.SIGUSR1, signal.SIGUSR2})))
+        selector = stack.enter_context(selectors.DefaultSelector())
+        # A warning that comes before the loop listens neither ends us nor is lost.
+        stack.enter_context(signals_wake(selector, (signal.SIGUSR1, signal.SIGUSR2)))
         joinable = request.joinable or is_joinable(rundir)
         movable = joinable and request.source is None  # a search is one of `tune`
         if request.leads and not is_joinable(rundir):
@@ -246,7 +247,6 @@ def run(
         )
         for line in put_unknown_jobs_aside(rundir, machine, site.checkpoints_of):
             say(line)
-        selector = stack.enter_context(selectors.DefaultSelector())
         if hosts.remote:
             selector.register(hosts.remote.fileno(), selectors.EVENT_READ, ("hosts", None))
         snapshot = SnapshotWriter(

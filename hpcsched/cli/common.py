@@ -271,9 +271,14 @@ def warm_processes(text: str) -> int | None:
 
     if text in ("auto", "off"):
         return DEFAULT_STANDBYS if text == "auto" else None
-    if not re.fullmatch("[0-9]{1,9}", text):
+    if (number := whole_number(text)) is None:
         raise ConfigError(where="--warm", got=repr(text), accepted="auto, off or a whole number")
-    return int(text)
+    return number
+
+
+def whole_number(text: str) -> int | None:
+    """The number of at most nine digits that a text is; None: it is none."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def say(text: str, *, lines: bool = False, err: bool = False) -> None:

@@ -132,6 +132,10 @@ class Jobs(dict[int, Job]):
         """A job for reading: a copy, if it is packed."""
         return self._unpacked(data) if (data := self._data(job_id)) else self[job_id]
 
+    def is_over(self, job_id: int) -> bool:
+        """Whether a job is in a final state: one that is packed is, and stays so."""
+        return bool(self._data(job_id)) or self[job_id].state.final
+
     def __missing__(self, job_id: int) -> Job:
         if not (data := self._data(job_id)):
             raise KeyError(job_id)

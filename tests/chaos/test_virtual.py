@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.planted import FAULTS, Fault
+from tests.chaos.virtual import day
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +29,18 @@ def test_nothing_is_violated_in_the_first_schedules() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults_to_plant_are_in_the_code_as_it_is(fault: Fault) -> None:
     assert fault.wrong in fault.planted((ROOT / "hpcsched" / fault.file).read_text())
+
+
+@pytest.mark.slow
+def test_a_day_needs_no_more_in_its_last_hours_than_in_its_first() -> None:
+    violated, hours = day.played(24, every_s=20.0)
+    assert violated == [] and len(hours) >= 20
+    assert hours[-1].ended > 3000
+    assert max(hour.status_bytes for hour in hours) < 400_000
+    assert max(hour.journal_bytes for hour in hours) < 3 * day.COMPACTED_BYTES
+    early, late = hours[4:10], hours[-6:]
+    assert sum(hour.calls for hour in late) < 1.2 * sum(hour.calls for hour in early)
+    assert sum(hour.cpu_s for hour in late) < 2 * sum(hour.cpu_s for hour in early)
 
 
 @pytest.mark.slow

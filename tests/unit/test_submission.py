@@ -165,7 +165,7 @@ def test_a_wrong_value_of_any_key_is_refused_in_one_line(key, value):
         machine=Machine(make_policy), find_profiles=lambda models, gpu_type: (), stand_ins=False
     )
     with pytest.raises(ConfigError) as caught:
-        admission.events([spec], at=0.0, gpus=4, where="submit")
+        admission.submitted(Command(command="submit", jobs=[spec]), at=0.0, gpus=4, cause="inbox:1")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1500
 

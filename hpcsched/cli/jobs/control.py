@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
 from collections.abc import Sequence
@@ -16,7 +15,18 @@ from click.core import ParameterSource
 from hpcsched import jobfile
 from hpcsched.accounts import user_name
 from hpcsched.agent.inbox import USERS_SIGNALS, Answer, Command, send
-from hpcsched.cli.common import Number, dir_option, files, find_run, job_names, meant, option, say, select
+from hpcsched.cli.common import (
+    Number,
+    dir_option,
+    files,
+    find_run,
+    job_names,
+    meant,
+    option,
+    say,
+    select,
+    whole_number,
+)
 from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.directives import WithDirectives
 from hpcsched.cli.jobs.given_jobs import check_programs, exported, of_command, sweep_options
@@ -258,9 +268,8 @@ def submit(
         keys |= {key: value for key, value in optional.items() if value is not None}
         waits_for = [name for key in after for name in arrays.get(key, [key])]
         keys |= {"gpus": _gpus(gpus), "after": waits_for, "env": exported(export)}
-        keys["processes"] = (
-            1 if one_process else int(processes) if re.fullmatch("[0-9]{1,9}", processes) else processes
-        )
+        count = whole_number(processes)
+        keys["processes"] = 1 if one_process else processes if count is None else count
         with naming_the_option(ctx):
             jobs = of_command(
                 words,

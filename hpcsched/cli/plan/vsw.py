@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import json_option, needs_numpy, plural
+from hpcsched.cli.common import json_option, needs_numpy, plural, whole_number
 from hpcsched.errors import ConfigError
 from hpcsched.planning.vsw.batching import worker_count
 
@@ -279,24 +278,25 @@ def _gpus(text: str, profile: VswProfile) -> list[ClusterGpu]:
     from hpcsched.planning.vsw.configure import ClusterGpu
 
     host, equals, rest = text.partition("=")
-    number, colon, name = rest.partition(":")
-    if not (host and equals and colon and name and re.fullmatch("[0-9]{1,9}", number)):
+    digits, colon, name = rest.partition(":")
+    number = whole_number(digits)
+    if not (host and equals and colon and name) or number is None:
         raise ConfigError(where="--gpus", got=repr(text), accepted="HOST=N:KIND, such as n1=4:V100")
-    if not 1 <= int(number) <= 1024:
+    if not 1 <= number <= 1024:
         raise ConfigError(where="--gpus", got=repr(text), accepted="1 to 1024 GPUs")
     kinds = profile.costs.gpus
     matching = [name] if name in kinds else [kind for kind in kinds if name.lower() in kind.lower()]
     if len(matching) != 1:
         accepted = f"one of {', '.join(kinds)}, or a part of one's name"
         raise ConfigError(where="--gpus", got=repr(text), accepted=accepted)
-    return [ClusterGpu(kind=matching[0], host=host)] * int(number)
+    return [ClusterGpu(kind=matching[0], host=host)] * number
 
 
 def _sizes(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(re.fullmatch("[0-9]{1,9}", part) and int(part) for part in parts):
+    sizes = {whole_number(part) or 0 for part in text.split(",")}
+    if 0 in sizes:
         raise ConfigError(where="--local-batch", got=repr(text), accepted="numbers, such as 32,64")
-    return sorted({int(part) for part in parts})
+    return sorted(sizes)
 
 
 # -- reading -------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import Number, json_option, option, say
+from hpcsched.cli.common import Number, json_option, option, say, whole_number
 from hpcsched.cli.jobs.given_jobs import trainer_arguments
 from hpcsched.cli.run.environments import environment_options, filled_in
 from hpcsched.errors import ConfigError
@@ -121,9 +120,10 @@ def _job(target: str, arguments: Sequence[str], model: str | None) -> JobSpec:
 def _batches(text: str | None) -> tuple[int, ...]:
     """The batch sizes in 1,2,4; empty where nothing is given."""
     parts = [part.strip() for part in text.split(",")] if text is not None else []
-    if not all(re.fullmatch("[0-9]{1,9}", part) and 0 < int(part) <= 2**20 for part in parts):
+    batches = {whole_number(part) or 0 for part in parts}
+    if not all(0 < batch <= 2**20 for batch in batches):
         raise ConfigError(where="--batches", got=repr(text), accepted="samples like 1,2,4,8")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted(batches))
 
 
 def _measure(

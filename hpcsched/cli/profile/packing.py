@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import Number, json_option, needs_place, option, plural, say
+from hpcsched.cli.common import Number, json_option, needs_place, option, plural, say, whole_number
 from hpcsched.cli.run.environments import environment_options, filled_in
 from hpcsched.errors import ConfigError
 
@@ -124,9 +123,10 @@ def pack(
 def _counts(text: str) -> tuple[int, ...]:
     """The counts in 1,2,4,8, ascending; raises ConfigError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= MOST for part in parts):
+    counts = {whole_number(part) or 0 for part in parts}
+    if not all(1 <= count <= MOST for count in counts):
         raise ConfigError(where="--counts", got=repr(text), accepted=f"models from 1 to {MOST}, like 1,2,4,8")
-    return tuple(sorted({int(part) for part in parts}))
+    return tuple(sorted(counts))
 
 
 def jobs_with_trainers(jobs: Sequence[JobSpec], names: Sequence[str], path: Path) -> list[JobSpec]:

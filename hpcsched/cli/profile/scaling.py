@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcsched.cli.common import Number, say
+from hpcsched.cli.common import Number, say, whole_number
 from hpcsched.cli.profile.stored import (
     database_option,
     json_profiles_option,
@@ -188,7 +187,8 @@ def _from_words(
         raise ConfigError(where="--args", got=arguments or "", accepted='an object like {"lr": 0.1}')
     what: dict[str, Any] = {"trainer": trainer, "args": args} if trainer else {"command": list(command)}
     if command:
-        what["processes"] = int(processes) if re.fullmatch("[0-9]{1,9}", processes) else processes
+        count = whole_number(processes)
+        what["processes"] = processes if count is None else count
     name = trainer.rpartition(":")[2] if trainer else _program_name(list(command))
     table = {"schema": 1, "job": [{"name": "profiled", "model": name, **what}]}
     return jobfile.parse(table, where="profile run", workdir=Path.cwd()).jobs[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hpcsched.agent import recovery, start
+from hpcsched.agent import compacting, recovery, start
 from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer
 from hpcsched.agent.hosts import Hosts
 from hpcsched.agent.loop import RunOutcome
@@ -22,6 +22,7 @@ from hpcsched.core.model import Device, HostCores
 from hpcsched.core.profile import Profile
 from hpcsched.devices.base import Sample
 from hpcsched.errors import HpcschedError
+from hpcsched.store import compaction
 from hpcsched.testing.invariants import check
 
 from .clock import VirtualSelector
@@ -88,13 +89,16 @@ class _Watch(AllocationWatch):
 
 
 class _Checks:
-    """An observer that checks the invariants after each event."""
+    """An observer that checks the invariants after every so many events: a check looks at all jobs."""
 
-    def __init__(self, machine: Machine, say: Callable[[str], None]) -> None:
-        self._machine, self._say = machine, say
+    def __init__(self, machine: Machine, every: int, say: Callable[[str], None]) -> None:
+        self._machine, self._every, self._say = machine, every, say
+        self._events = 0
 
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
-        check(self._machine)
+        self._events += 1
+        if self._events % self._every == 0:
+            check(self._machine)
         if isinstance(event, ev.EventVoided):
             raise AssertionError(f"an event was voided: {event}")
 
@@ -122,8 +126,11 @@ def _descriptors() -> set[int]:
     return {int(path.name) for path in Path("/proc/self/fd").iterdir()}
 
 
-def play(world: World) -> Machine:
-    """Play the schedule to the end of the run; the machine of the last agent."""
+def play(world: World, *, check_every: int = 1) -> Machine:
+    """Play the schedule to the end of the run; the machine of the last agent.
+
+    `check_every`: after how many events the invariants are checked.
+    """
     schedule, disk = world.schedule, world.disk
     devices = tuple(Device(index=i, host=HOST, kind="cpu", handle=str(i)) for i in range(schedule.gpus))
 
@@ -151,6 +158,8 @@ def play(world: World) -> Machine:
             "without_exec": lambda batch: False,
         },
         selectors: {"DefaultSelector": selector},
+        compacting: {"COMPACTED_BYTES": schedule.compacted_bytes, "_start": world.compacts},
+        compaction: {"COMPACTED_BYTES": schedule.compacted_bytes},
         recovery: {
             "find_orphans": world.find_orphans,
             "end_processes": world.end_processes,
@@ -163,7 +172,7 @@ def play(world: World) -> Machine:
         stack.enter_context(world.clock.instead_of_time())
         stack.enter_context(disk.instead_of_os())
         for life in range(MOST_LIVES):
-            if (machine := _live(world, resume=life > 0)) is not None:
+            if (machine := _live(world, resume=life > 0, check_every=check_every)) is not None:
                 return machine
             world.clock.sleep(world.random.choice((0.0, 0.1, 0.5, 3.0, 20.0)))
     raise AssertionError(f"no end after {MOST_LIVES} lives")
@@ -181,7 +190,7 @@ def profiles_of(schedule: Schedule, models: Iterable[str]) -> tuple[Profile, ...
     )
 
 
-def _live(world: World, *, resume: bool) -> Machine | None:
+def _live(world: World, *, resume: bool, check_every: int) -> Machine | None:
     """One agent; the machine if the run is over."""
     schedule, disk = world.schedule, world.disk
     world.begins()
@@ -205,7 +214,7 @@ def _live(world: World, *, resume: bool) -> Machine | None:
                 batch=VirtualBatch(world),
                 find_profiles=lambda models, device: profiles_of(schedule, models),
                 find_layers=lambda model, device: None,
-                observe=lambda machine: _Checks(machine, say),
+                observe=lambda machine: _Checks(machine, check_every, say),
             )
         except Died:
             died = True

@@ -43,7 +43,7 @@ class Trained:
 class Ledger:
     """What all programs have done, and with which states their jobs have gone on."""
 
-    trained: list[Trained] = field(default_factory=list)
+    _trained: dict[str, list[Trained]] = field(default_factory=dict)
     finished: dict[str, int] = field(default_factory=dict)
     """How often each job has come to its end."""
 
@@ -58,8 +58,11 @@ class Ledger:
         """It has failed once more."""
         self.lost[job] = self.failures(job) + 1
 
-    def of(self, job: str) -> list[Trained]:
-        return [one for one in self.trained if one.job == job]
+    def add(self, account: Trained) -> None:
+        self._trained.setdefault(account.job, []).append(account)
+
+    def of(self, job: str) -> Sequence[Trained]:
+        return self._trained.get(job, ())
 
 
 class SharedMemory:
@@ -203,7 +206,7 @@ class Program:
         self.account = Trained(
             self.job, self.attempt, self._clock.monotonic, self._from, self._from, saved=self._from
         )
-        self._ledger.trained.append(self.account)
+        self._ledger.add(self.account)
         self._goes_on(Ready(in_place=self._habits.in_place, parallel=True))
 
     def _saved_step(self) -> int:
@@ -354,7 +357,7 @@ class Program:
         self._stops()
         self.attempt, self._from = order.attempt, step
         self.account = Trained(self.job, self.attempt, self._clock.monotonic, step, step, saved=saved)
-        self._ledger.trained.append(self.account)
+        self._ledger.add(self.account)
         self.joined += [one for one in joining if one.attempt == order.attempt]
         places = [(group, rank) for group in (self, *self.joined) for rank in range(len(group.processes))]
         there = [(group, rank) for group, rank in places if rank not in group._codes]

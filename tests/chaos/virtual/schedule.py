@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.needs import Needs
+from hpcsched.store.compaction import COMPACTED_BYTES
 
 POLICIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
     ("marble", {}),
@@ -69,6 +70,8 @@ class Schedule:
     grace_s: float = 4.0
     lasts_s: float = 100.0
     """After so long nothing goes wrong any more, and users let all go on that they have held or suspended."""
+    compacted_bytes: int = COMPACTED_BYTES
+    """Bytes of a journal from which on it is compacted."""
 
     def smaller(self) -> Iterator[Schedule]:
         """Schedules with less in them: without half of the doings, without one, without a job."""
@@ -81,6 +84,8 @@ class Schedule:
                 yield replace(self, jobs=self.jobs[:i] + self.jobs[i + 1 :])
         if self.time_limit_s is not None:
             yield replace(self, time_limit_s=None)
+        if self.compacted_bytes != COMPACTED_BYTES:
+            yield replace(self, compacted_bytes=COMPACTED_BYTES)
         for name, habits in self.habits.items():
             plain = Habits(rate=habits.rate)
             if habits != plain:
@@ -89,7 +94,7 @@ class Schedule:
     def __str__(self) -> str:
         lines = [
             f"seed {self.seed}: {self.gpus} GPUs, {self.policy} {dict(self.options)}, "
-            f"time limit {self.time_limit_s}"
+            f"time limit {self.time_limit_s}, compacted from {self.compacted_bytes:,} bytes"
         ]
         for spec in (*self.jobs, *self.later.values()):
             most = spec.gpus_max if spec.gpus_max is not None else "any"
@@ -156,6 +161,7 @@ def drawn(seed: int) -> Schedule:
         habits=habits,
         doings=tuple(sorted(doings, key=lambda doing: doing.at)),
         time_limit_s=limit_s,
+        compacted_bytes=random.choice((COMPACTED_BYTES, 3000, 9000)),
     )
 
 
@@ -232,6 +238,7 @@ def _fault(random: Random, names: list[str], gpus: int, when: list[float]) -> Do
             "all stopped",
             "batch silent",
             "SIGTERM",
+            "ends sooner",
             "GPU lost",
         )
     )
@@ -246,6 +253,8 @@ def _fault(random: Random, names: list[str], gpus: int, when: list[float]) -> Do
             return Doing(at, kind, (random.choice((-86400.0, -30.0, -1.0, 1.0, 30.0, 86400.0)),))
         case "all stopped":
             return Doing(at, kind, (random.choice((6.0, 60.0, 3600.0)),))
+        case "ends sooner":
+            return Doing(at, kind, (random.uniform(20.0, 30.0),))
         case "batch silent":
             return Doing(at, kind, (random.uniform(5.0, 30.0),))
         case "GPU lost":

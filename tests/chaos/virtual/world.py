@@ -18,6 +18,8 @@ from hpcsched.core.model import JobSpec
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BatchError, StoreError
 from hpcsched.launch.base import LaunchPlan
+from hpcsched.policy import make_policy
+from hpcsched.store import compaction
 from hpcsched.store.rundir import RunDir
 
 from .clock import VirtualClock
@@ -34,6 +36,8 @@ LOOKS_EVERY_S = 0.2
 """How often users look for answers."""
 OVER_AFTER_S = 600.0
 """Time after which all must be over then; what is left is stuck."""
+COMPACTS_S = 1.0
+"""How long the process that prepares a compaction is at it."""
 KILL_WAIT_S = 10.0
 """From the SIGTERM of the batch system to its SIGKILL."""
 
@@ -125,6 +129,12 @@ class World:
             program.signal(signal.SIGKILL)
         return []
 
+    def compacts(self, journal: Path, words: Sequence[str]) -> Compaction:
+        """A process begins that prepares the compaction of the journal."""
+        life, process = self.lives, Compaction(journal, words)
+        self.clock.after(COMPACTS_S, lambda: self.disk.living and self.lives == life and process.ends())
+        return process
+
     # --- what happens -----------------------------------------------------------------------
 
     def _do(self, doing: Doing) -> None:
@@ -177,6 +187,8 @@ class World:
                 self.clock.after(seconds, lambda: self.lost_gpus.discard(gpu))
             case "SIGTERM", ():
                 self.signals(signal.SIGTERM)
+            case "ends sooner", (seconds,):
+                self._ends_sooner(seconds)
             case _:
                 raise AssertionError(doing)
 
@@ -253,8 +265,11 @@ class World:
         self.reason, self.limit = EndReason.NONE, None
         if limit_s is None:
             return
-        self.limit = self.clock.wall + limit_s
-        life = self.lives
+        self._ends_in(limit_s)
+
+    def _ends_in(self, seconds: float) -> None:
+        """The batch job's time is up in so many seconds."""
+        life, self.limit = self.lives, self.clock.wall + seconds
 
         def over() -> None:
             if self.lives == life and self.disk.living:
@@ -265,14 +280,20 @@ class World:
         def kill() -> None:
             if self.lives == life and self.disk.living:
                 for program in self.living:
-                    if program.would_save and self.clock.monotonic - self._disturbed_at > limit_s / 2:
+                    if program.would_save and self.clock.monotonic - self._disturbed_at > seconds / 2:
                         self.unsaved.append(
                             f"{program.job}: attempt {program.attempt} was killed at the limit"
                         )
                     program.killed()
                 self.disk.dies()
 
-        self.clock.after(limit_s, over)
+        self.clock.after(seconds, over)
+
+    def _ends_sooner(self, seconds: float) -> None:
+        """Its time is up in so many seconds, if not sooner: the batch system warns of that."""
+        if self.disk.living and self.limit is not None and self.limit > self.clock.wall + seconds:
+            self._ends_in(seconds)
+            self.signals(signal.SIGUSR2)
 
     def ended(self, *, died: bool) -> None:
         """The agent is gone: the batch job is over, or another agent begins in it."""
@@ -288,6 +309,29 @@ class World:
     def _disturbs(self) -> None:
         self._disturbed += 1
         self._disturbed_at = self.clock.monotonic
+
+
+class Compaction:
+    """The process that prepares a compaction; it dies with the agent."""
+
+    def __init__(self, journal: Path, words: Sequence[str]) -> None:
+        self._journal, self._archives = journal, "archive" in words
+        self.returncode: int | None = None
+
+    def ends(self) -> None:
+        """It has done its work, unless it was killed."""
+        if self.returncode is None:
+            compaction.prepare(self._journal, make_policy, archives=self._archives)
+            self.returncode = 0
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def kill(self) -> None:
+        self.returncode = -signal.SIGKILL
+
+    def wait(self) -> int | None:
+        return self.returncode
 
 
 class VirtualBatch(Local):

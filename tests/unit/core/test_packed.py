@@ -182,6 +182,13 @@ def test_a_change_of_one_that_was_asked_for_stays() -> None:
     assert jobs.left() == [jobs[1]] and jobs.counts() == {JobState.FAILED: 1, JobState.PENDING: 1}
 
 
+def test_whether_one_is_over_is_known_without_unpacking_it() -> None:
+    jobs = packed(of_all_kinds(1), of_all_kinds(2))
+    assert jobs.is_over(1) and jobs._ids() == [1, 2]
+    jobs[2].state = JobState.PENDING  # as after a retry
+    assert not jobs.is_over(2)
+
+
 def test_of_many_only_so_many_are_packed_at_once() -> None:
     jobs = Jobs()
     for number in range(1, 6):

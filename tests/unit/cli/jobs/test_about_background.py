@@ -9,6 +9,7 @@ from simulatebench import make_place, measures, page, refused, shown, write_set
 
 from hpcsched import jobfile
 from hpcsched.agent.admission import Admission
+from hpcsched.agent.inbox import Command
 from hpcsched.cli.jobs.explain import what_is_next
 from hpcsched.cli.jobs.top import Screen
 from hpcsched.cli.run.live import sentences
@@ -217,5 +218,6 @@ def test_what_no_job_file_can_say_is_refused_at_the_inbox_too(odd):
     admission = Admission(
         machine=Machine(make_policy), find_profiles=lambda models, gpu_type: (BACK,), stand_ins=False
     )
+    command = Command(command="submit", jobs=[replace(back(), **odd)])
     with pytest.raises(ConfigError):
-        admission.events([replace(back(), **odd)], at=0.0, gpus=4, where="submit")
+        admission.submitted(command, at=0.0, gpus=4, cause="inbox:1")
