@@ -44,8 +44,8 @@ from hpcsched.launch.ports import Ports
 from hpcsched.launch.proc import StartTimes, clock_ticks
 from hpcsched.launch.shared_memory import Keepers, KeeperTask, SharedMemoryStore
 from hpcsched.launch.spawn import (
+    FoundPrograms,
     ProcessStart,
-    find_program,
     ignoring_signals,
     in_directory,
     set_idle_priority,
@@ -102,7 +102,7 @@ class LocalLauncher:
             self._environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGHUP,SIGQUIT")
         self.interpreters = Interpreters(self._environ)
         """The interpreters of the jobs that are started here."""
-        self._ports, self._start_times = Ports(), StartTimes()
+        self._ports, self._start_times, self._programs = Ports(), StartTimes(), FoundPrograms()
         self._shared_memory = SharedMemoryStore()
         self._cpu_shares = CpuShares()
         self._surroundings = Surroundings(self._environ, gpu_cores)
@@ -200,7 +200,7 @@ class LocalLauncher:
         workers.environ = env
         program = ""
         if plan.container is None:
-            program = find_program(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
+            program = self._programs.find(argv[0] if argv else "", plan.cwd, env.get("PATH", os.defpath))
         program, argv = as_client(plan, program, argv, env)
         descriptors, keeper = {}, self._keeper_of(plan)
         if keeper:

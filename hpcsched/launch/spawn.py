@@ -24,6 +24,9 @@ from hpcsched.launch.proc import stat
 
 _NICE_EVERY_S, _NICE_TRIES = 0.13, 100
 
+_FOUND_FOR_S = 0.1
+"""How long a program that was found in PATH is not looked for anew (chosen)."""
+
 _DEFAULTED = frozenset(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -145,6 +148,24 @@ def find_program(name: str, cwd: Path, path: str) -> str:
         raise LaunchError(f"not executable: {found}", transient=False)
     where = "" if "/" in name else f" in PATH={path}"
     raise LaunchError(f"command not found: {name!r}{where}", transient=False)
+
+
+class FoundPrograms:
+    """What `find_program` has just found: of many launches in a row not each goes through all of PATH."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, Path, str], str] = {}
+        self._since = 0.0
+
+    def find(self, name: str, cwd: Path, path: str) -> str:
+        """As `find_program`."""
+        if time.monotonic() - self._since > _FOUND_FOR_S:
+            self._found.clear()
+            self._since = time.monotonic()
+        key = (name, cwd, path)
+        if (found := self._found.get(key)) is None:
+            found = self._found[key] = find_program(name, cwd, path)
+        return found
 
 
 def set_idle_priority(pid: int) -> None:
