@@ -26,7 +26,7 @@ from .world import World
 HOUR_S = 3600.0
 COMPACTED_BYTES = 2**18
 """Little, so that a day's journal is compacted several times."""
-CHECK_EVERY = 500
+CHECK_EVERY = 5000
 """Events between two checks of the invariants: each looks at all jobs."""
 
 
@@ -43,7 +43,8 @@ class Hour:
 
 
 def schedule(hours: int, every_s: float) -> Schedule:
-    """A job each `every_s` seconds, of some seconds; a long one, suspended now and then; a crash an hour."""
+    """A job each `every_s` seconds, of some seconds; a long one, suspended now and then, and cancelled at the
+    end; a crash an hour."""
     end_s = hours * HOUR_S
     names = [f"short{n}" for n in range(int(end_s / every_s))]
     short = {name: _job(name, Kind.COMMAND, 30) for name in names}
@@ -51,12 +52,13 @@ def schedule(hours: int, every_s: float) -> Schedule:
     for at in range(900, int(end_s), 900):
         doings += [Doing(at, "suspend", ("long",)), Doing(at + 60.0, "resume", ("long",))]
     doings += [Doing(at * HOUR_S + 1234.5, "kill agent") for at in range(hours)]
+    doings.append(Doing(end_s + 1.0, "cancel", ("long",)))
     return Schedule(
         seed=0,
         gpus=2,
         policy="marble",
         options={},
-        jobs=(_job("long", Kind.TRAINER, int(end_s * 8)),),
+        jobs=(_job("long", Kind.TRAINER, int(end_s * 20)),),
         later=short,
         habits={"long": Habits(rate=10.0, save_every_s=60.0)} | dict.fromkeys(["short", *names], Habits()),
         doings=tuple(sorted(doings, key=lambda doing: doing.at)),

@@ -153,7 +153,7 @@ def play(world: World, *, check_every: int = 1) -> Machine:
             "_here": hosts,
             "Monitor": samples,
             "AllocationWatch": watch,
-            "alongside": lambda *_, **__: (),
+            "alongside": lambda *_, compacting, **__: [compacting.look],
             "register": lambda *_: "",
             "without_exec": lambda batch: False,
         },

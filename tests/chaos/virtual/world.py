@@ -61,6 +61,7 @@ class World:
         self.must_answer: dict[str, float] = {}
         """The commands that an agent has had time to answer, undisturbed, and when they were sent."""
         self.answers: dict[str, Answer] = {}
+        self._unanswered: set[str] = set()
         self.told_to_drain = False
         self.limit: float | None = None
         """When the batch job's time is up, as a Unix time."""
@@ -230,6 +231,7 @@ class World:
 
     def _was_sent(self, name: str, command: Command, *, refused: bool) -> None:
         self.sent[name], disturbed = command, self._disturbed
+        self._unanswered.add(name)
         if refused:
             self.to_refuse.add(name)
         self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, disturbed))
@@ -250,9 +252,10 @@ class World:
         self.clock.after(LOOKS_EVERY_S, self._looks_again)
 
     def _looks_for_answers(self) -> None:
-        for name in self.sent.keys() - self.answers.keys():
+        for name in [*self._unanswered]:
             with suppress(OSError):
                 self.answers[name] = decode_file(self.rundir.inbox / "ack" / name, Answer)
+                self._unanswered.remove(name)
 
     # --- the batch system -------------------------------------------------------------------
 
