@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from hpcsched.agent.attempts import FAILED_GROUP_GRACE_S, WatchedAttempt
 from hpcsched.contract import orders
+from hpcsched.core.machine import Machine
 from hpcsched.errors import LaunchError
+
+
+def grace_s(machine: Machine) -> float:
+    """Seconds of the run's clock in which any job should have saved."""
+    longest = max((costs.longest_suspend_s for costs in machine.estimates.costs.values()), default=0.0)
+    return max(machine.run.grace_s, 3 * longest)
 
 
 def abandon(
     attempts: dict[int, WatchedAttempt],
-    keeping: Callable[[], Collection[int]],
     grace_s: float,
     between: Callable[[], None],
 ) -> list[tuple[int, int | None]]:
     """Have all workers save and leave; job ids and exit codes (None: unknown).
 
-    Workers that have not left after `grace_s` are killed. `between` is called repeatedly meanwhile, and so is
-    `keeping` (see `Launcher`). `attempts`, by job, is empty afterwards but for those that cannot be killed.
+    Workers that have not left after `grace_s` are killed. `between` is called repeatedly meanwhile.
+    `attempts`, by job, is empty afterwards but for those that cannot be killed.
     """
     codes, deadline, killed = list[tuple[int, int | None]](), time.monotonic() + grace_s, False
     for attempt in attempts.values():
         attempt.workers.tell(orders.Suspend(quick=False))
         attempt.give_up_resizing(signal.SIGTERM)
         attempt.ask_to_save(grace_s)
-    # What was left in memory before is made durable meanwhile.
-    while attempts or (keeping() and time.monotonic() < deadline):
+    while attempts:
         for attempt in list(attempts.values()):
             if attempt.self_saving:
                 attempt.self_saving.end_asked()

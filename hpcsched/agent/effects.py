@@ -441,5 +441,5 @@ class Effects:
     def abandon(
         self, grace_s: float, between: Callable[[], None] = lambda: None
     ) -> list[tuple[int, int | None]]:
-        """Have all workers save and leave, without the journal; see `abandon`."""
-        return abandon(self._attempts, self._launcher.keeping, grace_s, between)
+        """Have all workers save and leave, without the journal; see `abandon.abandon`."""
+        return abandon(self._attempts, grace_s, between)

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 
+from hpcsched.agent.abandon import grace_s
 from hpcsched.agent.command_outcomes import command_outcome, signal_outcome
+from hpcsched.agent.durable import Durability
 from hpcsched.agent.inbox import Answer, Command
 from hpcsched.agent.plans import made_plan
 from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
@@ -44,9 +46,6 @@ WORKER_SIGNAL_S = 2.0
 MOST_PACKED = 1000
 """Jobs that are packed at once (chosen): it takes some 30 us each."""
 
-DURABLE_WITHIN_S = 1800.0
-"""Time that states may take from memory to disk when nothing is left to run (chosen)."""
-
 
 class RunOutcome(StrEnum):
     """The end of an agent's run; the values are run states of status.json."""
@@ -75,7 +74,7 @@ class Agent:
         self._progress_due = time.monotonic() + PROGRESS_PERIOD_S
         self._inbox_due = self._snapshot_due = self._snapshot_at = 0.0
         self._woken_at = float("-inf")
-        self._kept_by: float | None = None
+        self._durability = Durability(resources.effects, resources.machine, resources.clock, self._tell)
         self._left_at_last_asking = -1
         """Jobs that had not ended when the source of jobs was asked last."""
 
@@ -104,7 +103,7 @@ class Agent:
             except StoreError as error:
                 raise self._give_up(error) from error
             except BaseException:
-                self._r.effects.abandon(0.0 if self.killed else self._grace_s(), self._pump)
+                self._abandon()
                 raise
             self._r.snapshot.idle = None
             self._write_snapshot(outcome, durable=True)
@@ -134,8 +133,8 @@ class Agent:
             return True
         none_left = machine.run.finished and not self._inbox_events(time.monotonic())
         if machine.stopped or (none_left and not staying.stays()):
-            return not self._r.ending.awaits_why and self._all_kept()
-        self._kept_by = None
+            return not self._r.ending.awaits_why and self._durability.done()
+        self._durability.put_off()
         return False
 
     def _stays_stuck(self) -> bool:
@@ -146,17 +145,6 @@ class Agent:
             for line in why_stuck(self._machine, self._r.admission, "staying" if stays else "stopping"):
                 self._tell(line)
         return stays
-
-    def _all_kept(self) -> bool:
-        """Whether nothing is on its way from memory to disk any more, or has been for too long."""
-        if not self._r.effects.keeping():
-            return True
-        if self._kept_by is None:
-            self._kept_by = time.monotonic() + DURABLE_WITHIN_S
-        late = time.monotonic() > self._kept_by or self._clock.now() > self._machine.deadline.leave_by
-        if late:
-            self._tell("leaving before all states were on disk: those jobs go on from older checkpoints")
-        return late
 
     # --- one round --------------------------------------------------------------------------
 
@@ -433,15 +421,27 @@ class Agent:
     def _give_up(self, error: StoreError) -> StoreError:
         """The journal cannot be written: nothing may be decided any more. Save what can be saved."""
         self._r.must_lead()
-        codes = self._r.effects.abandon(self._grace_s(), self._pump)
+        codes = self._abandon()
         saved = sum(code in (0, SUSPENDED) for _, code in codes)
         what = f"{saved} of {len(codes)} running jobs saved and left" if codes else "no job was running"
         return StoreError(f"{error}; {what}; make room, then go on with `hpcsched run --resume`")
 
-    def _grace_s(self) -> float:
-        """Real seconds in which any job should have saved."""
-        longest = max((c.longest_suspend_s for c in self._machine.estimates.costs.values()), default=0.0)
-        return max(self._machine.run.grace_s, 3 * longest) / self._clock.speed
+    def _abandon(self) -> list[tuple[int, int | None]]:
+        """Have all workers save and leave, and what they left in memory go to disk, as at any end; see
+        `Effects.abandon`. An interrupt while states go to disk ends us."""
+
+        def between() -> None:
+            self._pump()
+            self._r.effects.keeping()
+
+        seconds = 0.0 if self.killed else grace_s(self._machine) / self._clock.speed
+        codes = self._r.effects.abandon(seconds, between)
+        if not self.killed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        while not (self.killed or self._durability.done()):
+            between()
+            time.sleep(0.05)
+        return codes
 
     def _tell(self, text: str) -> None:
         with contextlib.suppress(OSError):

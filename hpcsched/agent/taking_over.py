@@ -95,7 +95,7 @@ def take_over(
     if others:
         names = ", ".join(str(job_id) for job_id in others)
         say(f"jobs {names} cannot go on as they run: they save, and start again")
-    for job_id, code in abandon(others, remote.keeping, grace_s, remote.pump):
+    for job_id, code in abandon(others, grace_s, remote.pump):
         if code is None:
             unsure_s[job_id] = remote.silence_s
     return TakenOver(tuple(adopted.values()), unsure_s, {job_id: key for job_id, key in keys.items() if key})

@@ -114,9 +114,15 @@ FAULTS = (
     ),
     Fault(
         "the agent ends while states are in memory alone",
-        "agent/abandon.py",
-        "    while attempts or (keeping() and time.monotonic() < deadline):",
-        "    while attempts:",
+        "agent/loop.py",
+        "        while not (self.killed or self._durability.done()):",
+        "        while False:",
+    ),
+    Fault(
+        "records go where nobody finds them when the journal is compacted",
+        "store/compaction.py",
+        "    writer.begin_anew([*contents.archived, found.mark], place)",
+        "    writer.begin_anew([found.mark], place)",
     ),
     Fault(
         "saving begins at the end of the allocation",

@@ -13,7 +13,7 @@ from unittest import mock
 from hpcsched.agent import compacting, recovery, start
 from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer
 from hpcsched.agent.hosts import Hosts
-from hpcsched.agent.loop import RunOutcome
+from hpcsched.agent.loop import Agent, RunOutcome
 from hpcsched.agent.request import RunRequest
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action
@@ -145,10 +145,17 @@ def play(world: World, *, check_every: int = 1) -> Machine:
             cores=(HostCores(host=HOST, own=(4, 5, 6, 7)),),
         )
 
+    def abandon(agent: Agent) -> object:
+        if disk.dead:  # a process that was killed asks nobody to save
+            raise Died
+        return own_abandon(agent)
+
+    own_abandon = Agent._abandon
     selector = type("Selector", (VirtualSelector,), {"clock": world.clock})
     samples = type("Samples", (_Samples,), {"world": world})
     watch = type("Watch", (_Watch,), {"world": world})
     instead: dict[Any, dict[str, Any]] = {
+        Agent: {"_abandon": abandon},
         start: {
             "_here": hosts,
             "Monitor": samples,

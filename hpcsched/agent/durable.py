@@ -1,0 +1,38 @@
+"""What jobs have left in memory is on its way to disk: how long the end of a run waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hpcsched.agent.clock import RunClock
+from hpcsched.agent.effects import Effects
+from hpcsched.core.machine import Machine
+
+WITHIN_S = 1800.0
+"""Time that states may take from memory to disk when nothing is left to run (chosen)."""
+
+
+class Durability:
+    """Whether all states are on disk, asked again and again once nothing else is left to be done."""
+
+    def __init__(
+        self, effects: Effects, machine: Machine, clock: RunClock, tell: Callable[[str], None]
+    ) -> None:
+        self._effects, self._machine, self._clock, self._tell = effects, machine, clock, tell
+        self._by: float | None = None
+
+    def done(self) -> bool:
+        """Whether nothing is on its way from memory to disk any more, or has been for too long."""
+        if not self._effects.keeping():
+            return True
+        if self._by is None:
+            self._by = time.monotonic() + WITHIN_S
+        late = time.monotonic() > self._by or self._clock.now() > self._machine.deadline.leave_by
+        if late:
+            self._tell("leaving before all states were on disk: those jobs go on from older checkpoints")
+        return late
+
+    def put_off(self) -> None:
+        """There is something else to be done."""
+        self._by = None
