@@ -11,7 +11,7 @@ from tests.chaos.real.schedule import FLAVOURS, drawn
 from tests.chaos.real.weights import ROOT
 
 
-@pytest.mark.parametrize("seed", [19, 33])
+@pytest.mark.parametrize("seed", [19, pytest.param(33, marks=pytest.mark.slow)])
 def test_agents_are_killed_and_the_run_comes_to_its_end(seed: int) -> None:
     schedule = drawn(seed, "programs")
     assert any(fault.kind == "kill agent" for fault in schedule.faults)

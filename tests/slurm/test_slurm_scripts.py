@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import slow
 
 pytestmark = pytest.mark.slurm
 
@@ -113,7 +114,7 @@ def printed(slurm: Any, work: Path, *words: str) -> str:
     return job.stdout.strip()
 
 
-@pytest.mark.parametrize(("name", "hosts"), [("single", 1), ("several-hosts", 2), ("chained", 1)])
+@pytest.mark.parametrize(("name", "hosts"), [slow("single", 1), ("several-hosts", 2), slow("chained", 1)])
 def test_an_example_reaches_its_end(slurm: Any, work: Path, name: str, hosts: int) -> None:
     job = example(slurm, work, name, HPCSCHED_JOBS="a.toml")
     assert slurm.wait(job, timeout_s=WAIT_S) == "COMPLETED", slurm.log(job)

@@ -104,6 +104,7 @@ def test_what_a_run_learns_is_told_kept_and_used(bench: Bench, program: list[str
     assert texts[0].endswith(" steps/s; learned profile)")
 
 
+@pytest.mark.slow
 def test_stand_ins_teach_nothing(bench: Bench) -> None:
     profile = {"model": "new", "device": "cpu", "throughput": {"1": 10.0, "2": 15.0}, "source": "measured"}
     profiles = bench.folder / "profiles.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from livebench import Bench, job
 
 PRINTS = """
@@ -25,6 +26,7 @@ print("epoch 4", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_pattern_alone_makes_no_program_restartable(bench: Bench) -> None:
     (bench.folder / "train.py").write_text(PRINTS)
     (bench.folder / "ends.py").write_text(ENDS)

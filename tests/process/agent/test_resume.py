@@ -6,6 +6,7 @@ import json
 import signal
 from typing import Any
 
+import pytest
 from livebench import FOREVER, SLOW_AT_FIRST, Bench, job, launched_once, saves
 
 from hpcsched.core import events as ev
@@ -143,6 +144,7 @@ def test_too_few_devices_are_said_and_nothing_is_lost(bench: Bench) -> None:
     assert bench.states() == {"a": "SUSPENDED"}
 
 
+@pytest.mark.slow
 def test_policy_options_that_do_not_fit_the_run_are_refused_before_they_are_on_record(bench: Bench) -> None:
     script = "[ $HPCSCHED_ATTEMPT = 2 ] || sleep 600"
     agent = bench.start(bench.set_of(job("a", script, gpus=1)), *CPU, "--policy", "exclusive")

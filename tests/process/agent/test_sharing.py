@@ -31,6 +31,7 @@ def test_programs_with_a_share_run_side_by_side(bench: Bench) -> None:
     assert [one[4] for one in placements(actions)] == ["primary", "shared", "shared"]
 
 
+@pytest.mark.slow
 def test_one_that_is_not_done_when_the_holder_is_has_the_slot_from_then_on(bench: Bench) -> None:
     short = job("short", "until [ -e go ]; do sleep 0.05; done", gpus=0.5)
     agent = bench.start(bench.set_of(short, saves("long", steps=200, gpus=0.5)), "--devices", "cpu:1")

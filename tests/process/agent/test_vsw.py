@@ -83,6 +83,7 @@ def samples(place: Bench) -> list[int]:
 EACH_ONCE = sorted(list(range(240)) * (STEPS * 12 // 240))
 
 
+@pytest.mark.slow
 def test_a_job_grows_by_what_it_has_measured_and_gives_way_to_the_next_one(place: Bench) -> None:
     agent = place.start(place.set_of(adaptive()), "--devices", "cpu:2")
     place.until(lambda: len(place.job("x").get("gpus", [])) == 2, "grown")

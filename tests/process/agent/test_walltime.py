@@ -128,6 +128,7 @@ def test_a_warning_counts_when_nobody_says_how_near_the_end_is(
     assert bench.status()["jobs"][0]["state"] == "SUSPENDED"
 
 
+@pytest.mark.slow
 def test_a_worker_that_wakes_us_late_is_no_warning(bench: Bench, cluster: Cluster) -> None:
     cluster.mood("down")  # no end is known, so that a warning would drain at once
     agent = bench.start(bench.set_of(saves("a", steps=5000)), "--devices", "cpu:1")

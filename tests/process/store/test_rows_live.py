@@ -21,9 +21,8 @@ main()
 """`hpcsched` with few jobs that are over in status.json."""
 
 
-@pytest.mark.parametrize(
-    "lost", ["cut", *(pytest.param(lost, marks=pytest.mark.slow) for lost in ("nothing", "gone"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", ["cut", "nothing", "gone"])
 def test_a_run_with_rows_goes_on_after_its_agent_was_killed(bench: Bench, lost: str) -> None:
     jobs = [job(f"good-{n}", "true", gpus=1) for n in range(8)]
     waits = "while ! test -e allowed; do sleep 0.02; done"

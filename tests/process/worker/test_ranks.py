@@ -99,6 +99,7 @@ def test_a_real_start_suspend_and_wake_up(tmp_path: Path) -> None:
     assert Path(state["checkpoint"]).parent == job.checkpoints.resolve()
 
 
+@pytest.mark.slow
 def test_own_loop_runs_without_hpcsched(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import training

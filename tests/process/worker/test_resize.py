@@ -59,7 +59,8 @@ def test_ranks_join_and_leave_and_no_sample_is_lost_or_seen_twice(job: Elastic, 
     torch.testing.assert_close(job.final()["model"], plain.final()["model"], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("trainer", ["Convolutional", slow("Attentive")])
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["Convolutional", "Attentive"])
 def test_the_result_is_the_same_to_the_last_bit_over_any_resizes(tmp_path: Path, trainer: str) -> None:
     strategy = json.dumps({"kind": "ddp", "reproducible": True, "shards": 4})
     plain = Elastic(tmp_path / "plain", trainer)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from boundscenes import SLACK, STEP_SLACK, job_sets, jobs_of, mean_jct, profiles, spec_sets
+from budget import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,7 +116,7 @@ def test_the_lp_proves_more_than_area_and_path(monkeypatch):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [slow(1), 2])
 @given(job_sets())
 @settings(max_examples=60)
 def test_for_one_allocation_all_the_time_they_are_what_they_were(hosts, job_set):
@@ -193,7 +194,7 @@ def random_schedule(jobs, blocks, rng):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("types", [("",), ("", "fast one", "slow one")])
+@pytest.mark.parametrize("types", [("",), slow(("", "fast one", "slow one"))])
 @given(st.data(), st.randoms(use_true_random=False))
 @settings(max_examples=75)
 def test_no_random_schedule_beats_them(types, data, rng):

@@ -235,6 +235,7 @@ def test_a_held_job_is_still_held_after_a_crash(tmp_path):
         assert not end.run.active
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_the_shared_scene_is_cut_while_guests_run_and_leave(tmp_path):
     """And the journal alone leads to the same state."""

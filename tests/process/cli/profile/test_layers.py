@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from budget import slow
 
 from hpcsched.planning.burst.graph import LayerProfile
 from hpcsched.store.database import Database
@@ -115,8 +116,8 @@ def test_a_built_in_network_is_measured_at_the_batches_asked_for(here: Path) -> 
 @pytest.mark.parametrize(
     ("trainer", "text"),
     [
-        ("mine:Dynamic", "model Sequential: 1: its course depends on data (a condition); accepted: "),
-        ("mine:Flat", "loss: 1 samples go into the model as [2]; accepted: "),
+        slow("mine:Dynamic", "model Sequential: 1: its course depends on data (a condition); accepted: "),
+        slow("mine:Flat", "loss: 1 samples go into the model as [2]; accepted: "),
         ("mine:Nobody", "trainer 'mine:Nobody': mine has no Nobody; accepted: "),
     ],
 )

@@ -24,6 +24,7 @@ def party(tmp_path: Path) -> Iterator[Party]:
         process.join()
 
 
+@pytest.mark.slow
 def test_a_guest_changes_no_bit_of_the_foreground_and_is_what_it_would_be_alone(party: Party) -> None:
     front = party.start(1, "foreground", steps=300, slow_until=str(party.dir(2) / "ready.1"))
     back = party.start(2, "background", steps=40, say="from the guest")

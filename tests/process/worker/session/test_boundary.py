@@ -59,7 +59,7 @@ def test_other_rank_counts_change_rounding_only(tmp_path: Path) -> None:
         ("Exact", 1, {}, '{"kind": "ddp", "micro_batch": 3}'),
         ("Exact", 2, {}, '{"kind": "ddp", "micro_batch": 2}'),
         ("Mapped", 2, {}, '{"kind": "ddp"}'),
-        ("Mapped", 1, {"loaders": 1}, '{"kind": "ddp", "micro_batch": 5}'),
+        slow("Mapped", 1, {"loaders": 1}, '{"kind": "ddp", "micro_batch": 5}'),
         ("Branches", 2, {}, '{"kind": "ddp"}'),
     ],
 )

@@ -216,6 +216,7 @@ class Beside(nn.Module):
         return x + y if x.shape == y.shape else y
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(25))
 @given(
     st.lists(st.lists(st.sampled_from(sorted(LAYERS)), min_size=1, max_size=4), min_size=1, max_size=3),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import slow
 from click.testing import CliRunner, Result
 
 torch = pytest.importorskip("torch")
@@ -125,7 +126,7 @@ def test_local_batches_are_doubled_up_to_the_last_one() -> None:
 
 
 @pytest.mark.usefixtures("gaining")
-@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("halves", [False, slow(True)])
 def test_memory_ends_rows_and_then_the_list(halves: bool) -> None:
     memory = Memory(24)
     found = last(probe(parts(memory.loss), halves=halves).run([4, 8, 16, 32], 8))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import slow
 from forkserver import SERVER
 from rankjobs import free_port, same
 
@@ -470,7 +471,7 @@ def test_a_process_that_is_told_to_end_has_its_members_saved_and_they_go_on_in_a
     assert models_same(packs.final(1), packs.alone(3, steps=step, **THREE[1]))
 
 
-@pytest.mark.parametrize("reason", ["environment", "mode", "settings", "no address"])
+@pytest.mark.parametrize("reason", [slow("environment"), "mode", slow("settings"), "no address"])
 def test_what_cannot_be_a_member_trains_in_a_process_of_its_own(packs: Packs, reason: str) -> None:
     go_on = packs.folder / "go on"
     args: dict[str, Any] = {}
