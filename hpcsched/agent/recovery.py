@@ -192,12 +192,14 @@ def saved_steps(
     machine: Machine,
     *,
     left: Mapping[int, Left] | None = None,
+    alone: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[int, int]:
     """The step of the newest checkpoint, by job id, of each job that had a lease when its agent ended.
 
     Suspended jobs whose state was only in that agent's memory are included: that state is lost. `left`: the
-    jobs whose programs have ended just now. What does not count of what they have saved is said.
+    jobs whose programs have ended just now. `alone`: nothing of the run lives on other hosts, so nobody makes
+    what was in memory durable any more. What does not count of what they have saved is said.
     """
     steps: dict[int, int] = {}
     for job in machine.run.jobs.left():
@@ -218,9 +220,9 @@ def saved_steps(
         if job.state.active:
             if record and (not job.traits.anew or is_aside(rundir.job(job.id), job.attempt)):
                 steps[job.id] = record.step
-        else:
-            if (step := record.step if record else 0) < (job.saved_step or 0):
-                steps[job.id] = step
+        elif (step := record.step if record else 0) < (job.saved_step or 0):
+            steps[job.id] = step
+        if alone or not job.state.active:
             for held in rundir.job(job.id).glob(f"{files.HELD}.*"):
                 with contextlib.suppress(OSError):  # the job's own folder of that name
                     held.unlink(missing_ok=True)

@@ -225,7 +225,7 @@ def run(
             policy=policy,
             policy_options=options,
             grace_s=request.grace_s * hosts.speed,
-            saved_steps=saved_steps(rundir, machine, left=left, say=say),
+            saved_steps=saved_steps(rundir, machine, left=left, alone=not hosts.remote, say=say),
             profiles=(*admission.better_profiles(), *edits.profiles),
             parallel=admission.parallel([*unfinished, *edits.updated.values()]),
             deadline=None if request.leads else on_run_clock(clock, allocation.deadline),

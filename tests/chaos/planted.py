@@ -103,8 +103,8 @@ FAULTS = (
     Fault(
         "a crash loses a step that was saved",
         "agent/recovery.py",
-        "                steps[job.id] = record.step\n        else:",
-        "                steps[job.id] = max(0, record.step - 1)\n        else:",
+        "                steps[job.id] = record.step\n        elif",
+        "                steps[job.id] = max(0, record.step - 1)\n        elif",
     ),
     Fault(
         "time in which all was stopped counts",

@@ -92,7 +92,9 @@ def _states(world: World, machine: Machine) -> Iterator[str]:
 def _wrongly(world: World, machine: Machine, name: str, state: str, job: Job | None) -> str:
     """Why a job should not have ended so; empty if it may have."""
     if state == "CANCELLED":
-        if any(a.words[:2] == ("cancel", name) for a in world.answers):
+        array = machine.run.jobs[machine.run.by_name[name]].spec.array
+        names = {name, array.name if array else name}
+        if any(a.words[:1] == ("cancel",) and names & {*a.words[1:2]} for a in world.answers):
             return ""
         for other in job.keys.get("after", ()) if job else ():
             if str(machine.run.jobs[machine.run.by_name[other]].state) != "COMPLETED":

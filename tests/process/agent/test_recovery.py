@@ -36,6 +36,18 @@ def test_a_folder_under_the_name_of_a_held_state_ends_no_resume(rundir: RunDir, 
     assert saved_steps(rundir, driver.machine) == {1: 0}
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_a_job_left_in_memory_as_its_agent_died_is_waited_for_where_it_may_be_kept(
+    rundir: RunDir, driver: Driver, alone: bool
+) -> None:
+    driver.runs("a")
+    driver.suspend("a")
+    rundir.job(1).mkdir(parents=True)
+    (rundir.job(1) / "held.1").touch()
+    saved_steps(rundir, driver.machine, alone=alone)
+    assert (rundir.job(1) / "held.1").exists() is not alone
+
+
 @pytest.fixture
 def lost() -> Iterator[subprocess.Popen[bytes]]:
     """A worker that has thrown its environment away."""
