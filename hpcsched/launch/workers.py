@@ -261,8 +261,12 @@ class LocalWorkers:
                 assert self._folder
                 stop = files.stop(attempt)
                 temporary = self._folder / files.temporary(stop, socket.gethostname(), os.getpid())
-                temporary.write_bytes(Stop(name).encode())
-                temporary.replace(self._folder / stop)
+                try:
+                    temporary.write_bytes(Stop(name).encode())
+                    temporary.replace(self._folder / stop)
+                except OSError:
+                    temporary.unlink(missing_ok=True)
+                    raise
 
     def _has_left(self) -> bool:
         """Whether rank 0 has made its left file (the attempt is saved): a launcher's exit code is its own."""

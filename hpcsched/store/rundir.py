@@ -174,7 +174,7 @@ class RunDir:
         """Create the directory and its folders, for this user only.
 
         `share`: a group, by id, that may read them, but for the inbox; None: as it is. Raises RunDirError if
-        it cannot be written or belongs to somebody else.
+        it cannot be written or belongs to somebody else, StoreError where a run has begun and it cannot be.
         """
         self.refuse_others()
         inside = (self.inbox, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / files.JOBS)
@@ -196,9 +196,10 @@ class RunDir:
             probe.touch(mode=0o600)
             probe.unlink()
         except OSError as error:
-            raise RunDirError(
-                f"cannot write the run directory {self.root}: {error.strerror}; choose another --dir"
-            ) from error
+            what = f"cannot write the run directory {self.root}: {error.strerror}"
+            if self.begun:
+                raise StoreError(f"{what}; its run can go on once that is mended") from error
+            raise RunDirError(f"{what}; choose another --dir") from error
 
     def sweep(self) -> None:
         """Remove the half-written files of agents that were killed, and the mark of a removal, which this

@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+from hpcsched.agent.node.link import HEAD_ANSWERS_WITHIN_S
 from hpcsched.core.machine import Machine
 from hpcsched.policy import make_policy
 from hpcsched.store.replay import replay
@@ -285,9 +286,10 @@ def disturbed_near(world: World, end: float, within_s: float = 8.0) -> bool:
 
 
 def _left(world: World) -> Iterator[str]:
-    deadline = time.monotonic() + GONE_WITHIN_S
+    began = time.monotonic()
     while left := [one for one in world.processes() if not _of_a_batch_system(one.words)]:
-        if time.monotonic() > deadline:
+        waiting = all(one.role == "node agent" for one in left)  # for a head that died before it was heard of
+        if time.monotonic() - began > GONE_WITHIN_S + HEAD_ANSWERS_WITHIN_S * waiting:
             for one in left:
                 yield f"a process is left: {one.role} {one.pid} {' '.join(one.words)[:200]}"
             break

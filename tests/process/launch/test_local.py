@@ -548,6 +548,15 @@ def test_an_mpirun_is_not_sent_what_would_stop_its_ranks(tmp_path: Path, program
     assert text_of(tmp_path).split() == heard.split()
 
 
+def test_a_stop_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    workers = LocalLauncher().launch(plan(tmp_path, ["sleep", "60"]))
+    (tmp_path / "stop.1").mkdir()  # nothing can take its place
+    workers.signal(signal.SIGTERM)
+    assert reaped(workers) == 143
+    workers.close()
+    assert not list(tmp_path.glob(".stop.*"))
+
+
 def test_the_stop_file_is_that_of_the_attempt_that_they_are_and_were(tmp_path: Path) -> None:
     workers = LocalLauncher().launch(plan(tmp_path, ["sleep", "60"]))
     workers.expect(2)

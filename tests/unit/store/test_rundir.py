@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ from hpcsched.agent.inbox import Command, send
 from hpcsched.cli.common import find_run
 from hpcsched.cli.run.watching import closed_before, group_of
 from hpcsched.config import Settings
-from hpcsched.errors import ConfigError
+from hpcsched.core.events import DrainRequested
+from hpcsched.errors import ConfigError, StoreError
 from hpcsched.store.journal import Journal
 from hpcsched.store.rundir import RunDir, RunDirError, RunRecord
 from hpcsched.watchers import make_folder, mode_in
@@ -56,6 +58,24 @@ def test_what_is_shared_is_read_by_the_group_and_the_inbox_is_not(run: RunDir) -
     assert {mode(path) & 0o077 for path in (run.inbox, *run.inbox.iterdir())} == {0}
     (run.job(1) / "checkpoint").mkdir(mode=0o700)
     assert mode_in(run.job(1) / "checkpoint") == 0o600 and mode_in(run.inbox) == 0o600
+
+
+def test_a_full_disk_is_another_directorys_business_only_before_the_run_begins(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch, pytest.raises(RunDirError, match="choose another --dir"):
+        patch.setattr(Path, "touch", full)
+        run.make()
+    journal = Journal(run.journal)
+    journal.append([DrainRequested(at=0.0, cause="x")])
+    journal.close()
+    with monkeypatch.context() as patch, pytest.raises(StoreError, match="its run can go on once") as caught:
+        patch.setattr(Path, "touch", full)
+        run.make()
+    assert caught.value.exit_code == 1
 
 
 def test_others_watch_and_do_not_touch(
