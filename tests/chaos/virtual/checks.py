@@ -56,7 +56,8 @@ def _trainings(world: World) -> Iterator[str]:
                 yield f"{name}: attempts {before.attempt} and {after.attempt} trained at once"
             if after.attempt < before.attempt:  # the same one, where no agent has heard that it had begun
                 yield f"{name}: attempt {after.attempt} came after attempt {before.attempt}"
-            goes_on = before.saved <= after.begin and after.begin in (before.saved, before.end)
+            states = (before.saved, before.held, before.end)
+            goes_on = before.saved <= after.begin and after.begin in states
             if not goes_on and not (after.begin == 0 and name in anew):
                 yield f"{name}: attempt {after.attempt} began at step {after.begin}, saved was {before.saved}"
         if trained and trained[0].begin:

@@ -6,6 +6,7 @@ was not synchronised is lost when the node dies.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ class Disk:
     After `dies` every call raises Died, as nothing is done any more that is not done yet. `kill_at_call`:
     the number of the call at which it dies, before or after it is done; of a write a part may be done.
     `failing`: the number of an error (ENOSPC, EIO, EDQUOT, ESTALE) that each call that writes fails with.
+    `no_more_files`: nothing new can be made, as there are too many files; what is there can be written.
     """
 
     def __init__(self, root: Path, random: Random) -> None:
@@ -38,7 +40,7 @@ class Disk:
         self.living, self.dead = False, False
         self.calls = 0
         self.kill_at_call: int | None = None
-        self.failing = 0
+        self.failing, self.no_more_files = 0, False
         self._others = 0
 
     @contextmanager
@@ -85,6 +87,9 @@ class Disk:
                 self.dies()
             if self.failing and name not in ("unlink", "ftruncate") and self._is_here(name, args):
                 raise OSError(self.failing, os.strerror(self.failing))
+            makes = name == "mkdir" or (name == "open" and bool(args[1] & os.O_CREAT))
+            if self.no_more_files and makes and self._is_here(name, args):
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
             done = own(*args, **kwargs)
             if name in ("fsync", "fdatasync"):
                 about = os.fstat(args[0])

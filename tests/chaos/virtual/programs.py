@@ -28,7 +28,10 @@ TELLS_EVERY_S = 1.0
 
 @dataclass
 class Trained:
-    """What one process group has trained, as it knows itself: the steps after `begin` up to `end`."""
+    """What one process group has trained, as it knows itself: the steps after `begin` up to `end`.
+
+    `saved`: the step of the newest state on disk; `held`: of the one in memory that it has begun with.
+    """
 
     job: str
     attempt: int
@@ -37,6 +40,7 @@ class Trained:
     end: int
     ended: float | None = None
     saved: int = 0
+    held: int = 0
 
 
 @dataclass
@@ -71,12 +75,12 @@ class SharedMemory:
     A keeper brings each to disk after a while.
     """
 
-    def __init__(self, clock: VirtualClock) -> None:
-        self._clock = clock
+    def __init__(self, clock: VirtualClock, ledger: Ledger) -> None:
+        self._clock, self._ledger = clock, ledger
         self._held: dict[int, State] = {}
         self._keeps: dict[int, Path] = {}
 
-    def hold(self, job_id: int, folder: Path, state: State, seconds: float) -> None:
+    def hold(self, job: str, job_id: int, folder: Path, state: State, seconds: float) -> None:
         """Hold a state, which is on disk in so many seconds."""
         self._held[job_id], self._keeps[job_id] = state, folder
 
@@ -85,6 +89,8 @@ class SharedMemory:
                 newer = recorded(folder)
                 if newer is None or newer.step < state.step:
                     write(folder, files.STATE, state.encode())
+                    last = self._ledger.of(job)[-1]
+                    last.saved = max(last.saved, state.step)
                 (folder / files.held(state.attempt or 0)).unlink(missing_ok=True)
 
         self._clock.after(seconds, kept)
@@ -203,9 +209,9 @@ class Program:
             self._from = self._saved_step()
         elif (state := recorded(self.folder)) is not None:
             raise AssertionError(f"job {self.job}: attempt {self.attempt} starts anew beside {state}")
-        self.account = Trained(
-            self.job, self.attempt, self._clock.monotonic, self._from, self._from, saved=self._from
-        )
+        on_disk = state.step if (state := recorded(self.folder)) else 0
+        now, begin = self._clock.monotonic, self._from
+        self.account = Trained(self.job, self.attempt, now, begin, begin, saved=on_disk, held=begin)
         self._ledger.add(self.account)
         self._goes_on(Ready(in_place=self._habits.in_place, parallel=True))
 
@@ -329,7 +335,7 @@ class Program:
         if self._quick and self._habits.keeps_s is not None:
             state = State(step=self.step, samples=self.step, attempt=self.attempt)
             self._write(files.held(self.attempt), Held(step=state.step).encode())
-            self._memory.hold(self.job_id, self.folder, state, self._habits.keeps_s)
+            self._memory.hold(self.job, self.job_id, self.folder, state, self._habits.keeps_s)
             self._leave(SUSPENDED)
         elif self._habits.saves:
             self._save()
@@ -353,10 +359,12 @@ class Program:
         joining = [one for one in self._others() if one.joins and one.job == self.job and one.alive]
         if order.joining and not any(one.attempt == order.attempt for one in joining):
             return  # those who were to join are gone
-        step, saved = self.step, self.account.saved if self.account else 0
+        step, before = self.step, self.account
+        saved, held = (before.saved, before.held) if before else (0, 0)
         self._stops()
         self.attempt, self._from = order.attempt, step
-        self.account = Trained(self.job, self.attempt, self._clock.monotonic, step, step, saved=saved)
+        now = self._clock.monotonic
+        self.account = Trained(self.job, self.attempt, now, step, step, saved=saved, held=held)
         self._ledger.add(self.account)
         self.joined += [one for one in joining if one.attempt == order.attempt]
         places = [(group, rank) for group in (self, *self.joined) for rank in range(len(group.processes))]

@@ -234,6 +234,7 @@ def _fault(random: Random, names: list[str], gpus: int, when: list[float]) -> Do
             "kill worker",
             "no room",
             "broken disk",
+            "no more files",
             "clock jumps",
             "all stopped",
             "batch silent",
@@ -247,7 +248,7 @@ def _fault(random: Random, names: list[str], gpus: int, when: list[float]) -> Do
             return Doing(at, kind, (random.randint(1, random.choice((6, 20, 60))),))
         case "kill worker":
             return Doing(at, kind, (random.choice(names),))
-        case "no room" | "broken disk":
+        case "no room" | "broken disk" | "no more files":
             return Doing(at, kind, (round(random.uniform(0.5, 8.0), 3),))
         case "clock jumps":
             return Doing(at, kind, (random.choice((-86400.0, -30.0, -1.0, 1.0, 30.0, 86400.0)),))

@@ -53,7 +53,7 @@ class World:
         self.clock.around = self.disk.not_the_agent
         self.ledger = Ledger()
         self.programs: list[Program] = []
-        self.memory = SharedMemory(self.clock)
+        self.memory = SharedMemory(self.clock, self.ledger)
         self.lost_gpus: set[int] = set()
         self.sent: dict[str, Command] = {}
         self.to_refuse: set[str] = set()
@@ -169,6 +169,10 @@ class World:
                 self._disturbs()
                 self.disk.failing = self.random.choice(numbers)
                 self.clock.after(seconds, self._disk_is_well)
+            case "no more files", (seconds,):
+                self._disturbs()
+                self.disk.no_more_files = True
+                self.clock.after(seconds, self._disk_is_well)
             case "clock jumps", (seconds,):
                 self._disturbs()
                 self.clock.jumped_s += seconds
@@ -207,7 +211,7 @@ class World:
 
     def _disk_is_well(self) -> None:
         self._disturbs()
-        self.disk.failing = 0
+        self.disk.failing, self.disk.no_more_files = 0, False
 
     def signals(self, number: signal.Signals) -> None:
         """Send the agent a signal; one that it does not catch yet ends it."""
@@ -244,7 +248,8 @@ class World:
             self._was_sent(name, Command(command=repr(data[:30])), refused=True)
 
     def _must_be_answered(self, name: str, disturbed: int) -> None:
-        if self.disk.living and not self.disk.failing and disturbed == self._disturbed:
+        well = not (self.disk.failing or self.disk.no_more_files)
+        if self.disk.living and well and disturbed == self._disturbed:
             self.must_answer[name] = self.clock.monotonic
 
     def _looks_again(self) -> None:
