@@ -62,7 +62,7 @@ class World:
         """The commands that an agent has had time to answer, undisturbed, and when they were sent."""
         self.answers: dict[str, Answer] = {}
         self._unanswered: set[str] = set()
-        self.told_to_drain = False
+        self._told_to_end_at = float("-inf")
         self.limit: float | None = None
         """When the batch job's time is up, as a Unix time."""
         self.batch_silent_until = 0.0
@@ -191,6 +191,7 @@ class World:
                 self.lost_gpus.add(gpu)
                 self.clock.after(seconds, lambda: self.lost_gpus.discard(gpu))
             case "SIGTERM", ():
+                self._told_to_end_at = self.clock.monotonic
                 self.signals(signal.SIGTERM)
             case "ends sooner", (seconds,):
                 self._ends_sooner(seconds)
@@ -305,7 +306,9 @@ class World:
 
     def ended(self, *, died: bool) -> None:
         """The agent is gone: the batch job is over, or another agent begins in it."""
-        if not died and not self.disk.failing:
+        # It may be the batch system's, which kills soon after: there is no time for all then.
+        hurried = self.limit is not None and self.clock.monotonic - self._told_to_end_at < KILL_WAIT_S
+        if not (died or self.disk.failing or hurried):
             left = self.memory.keeping()
             self.unsaved += [f"job {job_id}: its state was left in memory" for job_id in left]
         self.memory.lost()
