@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,9 @@ from hpcsched.core.machine import Machine
 
 WITHIN_S = 1800.0
 """Time that states may take from memory to disk when nothing is left to run (chosen)."""
+
+TOLD_TO_END_S = 10.0
+"""Time that they have left once the agent is told to end (chosen)."""
 
 
 class Durability:
@@ -36,3 +40,21 @@ class Durability:
     def put_off(self) -> None:
         """There is something else to be done."""
         self._by = None
+
+    def wait(self, arrived: Callable[[], bytes], between: Callable[[], None]) -> None:
+        """Wait for it where nothing else can be done; `between` is called meanwhile.
+
+        `arrived`: the numbers of signals that have come. An interrupt ends the wait, others shorten it.
+        """
+        self.put_off()
+        if self._effects.keeping():
+            self._tell("what jobs left in memory goes to disk: waiting for that (an interrupt ends it)")
+        while not self.done():
+            assert self._by is not None
+            signals = arrived()
+            if signal.SIGINT in signals:
+                self._by = 0.0
+            elif signal.SIGTERM in signals or signal.SIGHUP in signals:
+                self._by = min(self._by, time.monotonic() + TOLD_TO_END_S)
+            between()
+            time.sleep(0.05)

@@ -20,7 +20,7 @@ from hpcsched.agent.recorder import Recorder, lead_to_decisions, tell_of_ends
 from hpcsched.agent.resources import Resources
 from hpcsched.agent.staying import why_stuck
 from hpcsched.agent.stops import Stops
-from hpcsched.agent.wakeup import arrived, signals_wake
+from hpcsched.agent.wakeup import signals_of, signals_wake
 from hpcsched.contract.exits import SUSPENDED
 from hpcsched.core import events as ev
 from hpcsched.core.actions import MakePlan
@@ -151,7 +151,7 @@ class Agent:
     def _wait(self) -> None:
         events: list[ev.Event] = []
         ready = self._stops.wait(self._r.selector, self._timeout_s())
-        signals = b"".join(arrived(key.fd) for key in ready if key.data[0] == "wake")
+        signals = signals_of(ready)
         events += self._after_a_stop(self._stops.lasted_s(continued=signal.SIGCONT in signals))
         # Signals first: a worker may have left because the batch system told all of us to end.
         events += [event for number in signals for event in self._signal(signal.Signals(number))]
@@ -421,14 +421,14 @@ class Agent:
     def _give_up(self, error: StoreError) -> StoreError:
         """The journal cannot be written: nothing may be decided any more. Save what can be saved."""
         self._r.must_lead()
+        self._tell(f"{error}: saving all jobs, then stopping")
         codes = self._abandon()
         saved = sum(code in (0, SUSPENDED) for _, code in codes)
         what = f"{saved} of {len(codes)} running jobs saved and left" if codes else "no job was running"
         return StoreError(f"{error}; {what}; make room, then go on with `hpcsched run --resume`")
 
     def _abandon(self) -> list[tuple[int, int | None]]:
-        """Have all workers save and leave, and what they left in memory go to disk, as at any end; see
-        `Effects.abandon`. An interrupt while states go to disk ends us."""
+        """Have all workers save and leave, and what they left in memory go to disk, as at any end."""
 
         def between() -> None:
             self._pump()
@@ -437,10 +437,9 @@ class Agent:
         seconds = 0.0 if self.killed else grace_s(self._machine) / self._clock.speed
         codes = self._r.effects.abandon(seconds, between)
         if not self.killed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        while not (self.killed or self._durability.done()):
-            between()
-            time.sleep(0.05)
+            self._durability.wait(
+                lambda: signals_of(key for key, _ in self._r.selector.select(0)), self._pump
+            )
         return codes
 
     def _tell(self, text: str) -> None:

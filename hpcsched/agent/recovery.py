@@ -198,8 +198,8 @@ def saved_steps(
     """The step of the newest checkpoint, by job id, of each job that had a lease when its agent ended.
 
     Suspended jobs whose state was only in that agent's memory are included: that state is lost. `left`: the
-    jobs whose programs have ended just now. `alone`: nothing of the run lives on other hosts, so nobody makes
-    what was in memory durable any more. What does not count of what they have saved is said.
+    jobs whose programs have ended just now. `alone`: there are no node agents, so nobody makes what was
+    in memory durable any more. What does not count of what they have saved is said.
     """
     steps: dict[int, int] = {}
     for job in machine.run.jobs.left():
@@ -213,6 +213,10 @@ def saved_steps(
                 if not_taken:
                     say(f"job {job.id} ({job.spec.name}): its checkpoint {not_taken}")
             continue
+        if alone or not job.state.active:
+            for held in rundir.job(job.id).glob(f"{files.HELD}.*"):
+                with contextlib.suppress(OSError):  # the job's own folder of that name
+                    held.unlink(missing_ok=True)
         try:
             record = read_record(rundir.job(job.id))
         except BadInput:
@@ -222,10 +226,6 @@ def saved_steps(
                 steps[job.id] = record.step
         elif (step := record.step if record else 0) < (job.saved_step or 0):
             steps[job.id] = step
-        if alone or not job.state.active:
-            for held in rundir.job(job.id).glob(f"{files.HELD}.*"):
-                with contextlib.suppress(OSError):  # the job's own folder of that name
-                    held.unlink(missing_ok=True)
     return steps
 
 

@@ -98,6 +98,10 @@ def take_over(
     for job_id, code in abandon(others, grace_s, remote.pump):
         if code is None:
             unsure_s[job_id] = remote.silence_s
+    by = time.monotonic() + grace_s
+    while remote.keeping() and time.monotonic() < by:  # a state that is on its way to disk counts
+        remote.pump()
+        time.sleep(0.02)
     return TakenOver(tuple(adopted.values()), unsure_s, {job_id: key for job_id, key in keys.items() if key})
 
 

@@ -6,14 +6,14 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from selectors import EVENT_READ, BaseSelector
+from selectors import EVENT_READ, BaseSelector, SelectorKey
 from types import FrameType
 
 
 @contextlib.contextmanager
 def signals_wake(selector: BaseSelector, numbers: Iterable[signal.Signals]) -> Iterator[None]:
     """Within this, these signals only make a descriptor of the selector readable, with the data
-    `("wake", None)`: read their numbers from it by `arrived`."""
+    `("wake", None)`: read their numbers from it by `signals_of`."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def nothing(number: int, frame: FrameType | None) -> None:
@@ -31,6 +31,11 @@ def signals_wake(selector: BaseSelector, numbers: Iterable[signal.Signals]) -> I
             signal.signal(number, handler)
         os.close(reader)
         os.close(writer)
+
+
+def signals_of(ready: Iterable[SelectorKey]) -> bytes:
+    """The numbers of the signals that have arrived, one a byte, by what is ready of the selector."""
+    return b"".join(arrived(key.fd) for key in ready if key.data[0] == "wake")
 
 
 def arrived(descriptor: int) -> bytes:

@@ -52,7 +52,7 @@ def claim_number(rundir: RunDir) -> int:
     except FileExistsError:
         raise RunDirError(occupied(rundir)) from None
     except OSError as error:
-        raise RunDirError(f"cannot write {path}: {error.strerror}") from error
+        raise StoreError(f"cannot write {path}: {error.strerror}") from error
     for old in claims.values():
         with contextlib.suppress(OSError):
             old.unlink()

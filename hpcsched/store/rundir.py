@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -174,7 +175,7 @@ class RunDir:
         """Create the directory and its folders, for this user only.
 
         `share`: a group, by id, that may read them, but for the inbox; None: as it is. Raises RunDirError if
-        it cannot be written or belongs to somebody else, StoreError where a run has begun and it cannot be.
+        it cannot be written or belongs to somebody else, StoreError where a run may have begun and it cannot.
         """
         self.refuse_others()
         inside = (self.inbox, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / files.JOBS)
@@ -197,8 +198,8 @@ class RunDir:
             probe.unlink()
         except OSError as error:
             what = f"cannot write the run directory {self.root}: {error.strerror}"
-            if self.begun:
-                raise StoreError(f"{what}; its run can go on once that is mended") from error
+            if self.begun or error.errno in (errno.ESTALE, errno.EIO):  # then nothing says whether it has
+                raise StoreError(f"{what}; go on once that is mended") from error
             raise RunDirError(f"{what}; choose another --dir") from error
 
     def sweep(self) -> None:
@@ -255,7 +256,7 @@ class RunLock:
         try:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise RunDirError(f"cannot write {path}: {error.strerror}") from error
+            raise StoreError(f"cannot write {path}: {error.strerror}") from error
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

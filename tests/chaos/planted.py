@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         "the agent ends while states are in memory alone",
         "agent/loop.py",
-        "        while not (self.killed or self._durability.done()):",
-        "        while False:",
+        "        if not self.killed:\n            self._durability",
+        "        if False:\n            self._durability",
     ),
     Fault(
         "records go where nobody finds them when the journal is compacted",

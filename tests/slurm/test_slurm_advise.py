@@ -38,7 +38,6 @@ def environ(slurm: Any, work: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.slow
 def test_advice_a_script_of_it_and_the_history_that_it_leaves(slurm: Any, tmp_path: Path) -> None:
     env = environ(slurm, tmp_path)
     (tmp_path / "p.json").write_text(json.dumps({"schema": 1, "profiles": [PROFILE]}))

@@ -35,7 +35,6 @@ def hosts_of(site: Site, job: str) -> str:
     return site.slurm.run("squeue", "-h", "-j", job, "-o", "%N").strip()
 
 
-@pytest.mark.slow
 def test_the_job_shrinks_and_comes_back_whole(site: Site) -> None:
     site.set_of(TAIL)
     job = site.submit(

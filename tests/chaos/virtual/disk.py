@@ -88,7 +88,7 @@ class Disk:
             if self.failing and name not in ("unlink", "ftruncate") and self._is_here(name, args):
                 raise OSError(self.failing, os.strerror(self.failing))
             makes = name == "mkdir" or (name == "open" and bool(args[1] & os.O_CREAT))
-            if self.no_more_files and makes and self._is_here(name, args):
+            if self.no_more_files and makes and self._is_here(name, args) and not Path(args[0]).exists():
                 raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
             done = own(*args, **kwargs)
             if name in ("fsync", "fdatasync"):

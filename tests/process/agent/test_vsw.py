@@ -83,7 +83,6 @@ def samples(place: Bench) -> list[int]:
 EACH_ONCE = sorted(list(range(240)) * (STEPS * 12 // 240))
 
 
-@pytest.mark.slow
 def test_a_job_grows_by_what_it_has_measured_and_gives_way_to_the_next_one(place: Bench) -> None:
     agent = place.start(place.set_of(adaptive()), "--devices", "cpu:2")
     place.until(lambda: len(place.job("x").get("gpus", [])) == 2, "grown")
@@ -233,6 +232,7 @@ def ranks_of(place: Bench) -> list[str]:
     return (place.folder / "ranks.wide").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_hosts_give_it_unequally_many_slots_and_it_learns_the_same(place: Bench) -> None:
     agent = place.start(wide_and_one(place), "--devices", "cpu:3", *TWO_HOSTS)
     place.until(lambda: place.job("wide").get("batching"), "it trains")

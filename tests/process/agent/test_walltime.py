@@ -188,6 +188,7 @@ def test_a_report_that_cannot_be_written_does_not_keep_it_from_coming_back(
     assert "the report cannot be written" in (bench.folder / "said").read_text()
 
 
+@pytest.mark.slow
 def test_a_batch_system_that_is_restarting_is_asked_again(bench: Bench, cluster: Cluster) -> None:
     agent = cluster.at_work("--requeue")
     cluster.mood("restarting")

@@ -193,7 +193,6 @@ def links(pid: int, library: str) -> bool:
     return library in Path(f"/proc/{pid}/maps").read_text()
 
 
-@pytest.mark.slow
 def test_only_a_worker_calls_the_driver_and_finds_its_own_gpu(place: Place) -> None:
     bench, driver = place.bench, place.driver
     bench.env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(GPUS)))  # as a batch system grants them

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from budget import slow
 from livebench import PATIENCE_S, Bench, job
 
 from hpcsched.core.model import JobState
@@ -31,8 +32,7 @@ main()
 """`hpcsched` that compacts a journal of 4 kB."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kills", [0, 6])
+@pytest.mark.parametrize("kills", [0, slow(6)])
 def test_a_run_whose_journal_is_compacted_goes_on_after_each_kill(bench: Bench, kills: int) -> None:
     jobs = [job(f"j{n}", "sleep 0.1", gpus=1, retries=9) for n in range(10 + 15 * kills)]
     waits = f"until head -c 99 {bench.dir}/journal.jsonl | grep -q Archived; do sleep 0.1; done"

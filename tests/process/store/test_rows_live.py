@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from budget import slow
 from livebench import PATIENCE_S, Bench, job
 
 FEW = """\
@@ -21,8 +22,7 @@ main()
 """`hpcsched` with few jobs that are over in status.json."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", ["cut", "nothing", "gone"])
+@pytest.mark.parametrize("lost", ["cut", slow("nothing"), slow("gone")])
 def test_a_run_with_rows_goes_on_after_its_agent_was_killed(bench: Bench, lost: str) -> None:
     jobs = [job(f"good-{n}", "true", gpus=1) for n in range(8)]
     waits = "while ! test -e allowed; do sleep 0.02; done"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from budget import slow
 from capturerules import INVALID, UNJOINED, WAITED, CaptureRules, torch
 
 from hpcsched.worker.cuda_graphs import capture
@@ -102,7 +103,7 @@ def reads_a_generator(cuda: CaptureRules) -> None:
         (reads_a_generator, RuntimeError, "during CUDA graph capture"),
     ],
 )
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [slow(False), True])
 def test_a_refused_capture_says_why_and_leaves_no_trace(
     cuda: CaptureRules, work: Callable[[CaptureRules], None], raised: Any, why: str | None, shared: bool
 ) -> None:

@@ -26,6 +26,24 @@ def a_run() -> Driver:
     return driver
 
 
+def test_states_that_go_to_disk_on_other_hosts_are_waited_for() -> None:
+    pumps = list[int]()
+    remote: Any = SimpleNamespace(
+        survivors=[],
+        silence_s=100.0,
+        is_up=lambda host: True,
+        guests=SimpleNamespace(ended_at=lambda ends: None),
+        keeping=lambda: {1} if len(pumps) < 3 else set(),
+        pump=lambda: pumps.append(1),
+    )
+    site: Any = SimpleNamespace(speed=1.0)
+    take_over(a_run().machine, remote, site, grace_s=60.0, say=lambda line: None)
+    assert len(pumps) == 3
+    pumps.clear()
+    take_over(a_run().machine, remote, site, grace_s=0.0, say=lambda line: None)
+    assert not pumps, "no longer than there is to save"
+
+
 def unsure(driver: Driver, *up: str) -> set[int]:
     remote: Any = SimpleNamespace(
         survivors=[],

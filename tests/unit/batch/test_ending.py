@@ -92,6 +92,7 @@ class Scene:
             machine=self.driver.machine,
             clock=RunClock(),
             journal=None,
+            effects=None,
             ending=self.ending,
             moving=SimpleNamespace(for_a_join=True) if lent else None,
             observer=SimpleNamespace(message=self.said.append),

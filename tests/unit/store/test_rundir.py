@@ -60,7 +60,7 @@ def test_what_is_shared_is_read_by_the_group_and_the_inbox_is_not(run: RunDir) -
     assert mode_in(run.job(1) / "checkpoint") == 0o600 and mode_in(run.inbox) == 0o600
 
 
-def test_a_full_disk_is_another_directorys_business_only_before_the_run_begins(
+def test_a_full_disk_is_a_reason_for_another_directory_only_before_the_run_begins(
     run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
@@ -72,7 +72,10 @@ def test_a_full_disk_is_another_directorys_business_only_before_the_run_begins(
     journal = Journal(run.journal)
     journal.append([DrainRequested(at=0.0, cause="x")])
     journal.close()
-    with monkeypatch.context() as patch, pytest.raises(StoreError, match="its run can go on once") as caught:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(StoreError, match="go on once that is mended") as caught,
+    ):
         patch.setattr(Path, "touch", full)
         run.make()
     assert caught.value.exit_code == 1

@@ -94,6 +94,7 @@ def test_a_trainers_layers_are_measured_shown_kept_and_written(here: Path) -> No
     assert list((here / "tmp").glob("hpcsched-*")) == []
 
 
+@pytest.mark.slow
 def test_a_built_in_network_is_measured_at_the_batches_asked_for(here: Path) -> None:
     words = [
         "vgg16",

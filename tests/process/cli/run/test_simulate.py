@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from livebench import FOREVER, Bench, job
 
 
@@ -16,7 +15,6 @@ def results(bench: Bench, *words: object) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.slow
 def test_what_if_of_a_run_that_goes_on_and_of_one_that_is_over(bench: Bench) -> None:
     profile = {"model": "m", "device": "x", "throughput": {"1": 100.0, "2": 180.0}, "start_s": 5.0}
     (bench.folder / "p.json").write_text(json.dumps({"schema": 1, "profiles": [profile]}))

@@ -71,6 +71,7 @@ def test_every_configuration_and_every_change_is_the_training_of_one_process(
     assert job.state["metrics"]["weight"] == pytest.approx(plain.state["metrics"]["weight"], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_servers_and_workers_may_be_replaced_by_others(tmp_path: Path) -> None:
     """All that a server has that leaves goes by way of the chief to one that is not there yet."""
     plain = plain_one(tmp_path / "plain", steps=150, optimizer="adam")
@@ -137,6 +138,7 @@ def test_periodic_checkpoints_are_whole(tmp_path: Path) -> None:
         torch.testing.assert_close(job.final()["model"][name], value, **CLOSE)
 
 
+@pytest.mark.slow
 def test_what_is_frozen_unused_or_of_another_type_stays_what_it_is(tmp_path: Path) -> None:
     """Also on a worker that joins, which has built other frozen weights."""
     plain = plain_one(tmp_path / "plain", "Odd", steps=120, frozen=2.0)
@@ -162,6 +164,7 @@ def test_buffers_and_random_numbers_are_those_of_as_many_ranks_without_servers(
     alike(job, plain)
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_whole_tensors_gets_them_whole(tmp_path: Path) -> None:
     plain = plain_one(tmp_path / "plain", "Wholes", steps=100)
     job = PsJob(tmp_path / "ps", "Wholes", steps=100)

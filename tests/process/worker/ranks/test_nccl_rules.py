@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from budget import slow
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -104,7 +105,7 @@ def test_reproducible_sums_are_worked_off_and_have_the_bits_of_one_rank(tmp_path
     assert same(job.final()["model"], plain.final()["model"])
 
 
-@pytest.mark.parametrize("old", [1, 2])
+@pytest.mark.parametrize("old", [1, slow(2)])
 def test_a_death_while_the_new_group_is_made_ends_the_wait(tmp_path: Path, old: int) -> None:
     """NCCL itself waits without a limit. The state of the step is saved, and the attempt ends."""
     job = over_standin(tmp_path / "elastic", VICTIM="1", CONNECT_S="1.5")

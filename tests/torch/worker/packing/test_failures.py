@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
+from budget import slow
 from packed_trainings import (
     Augmented,
     Build,
@@ -334,7 +335,7 @@ def test_a_member_with_nobody_beside_it_has_failed_itself() -> None:
     assert error.value.errors[0][0] is only
 
 
-@pytest.mark.parametrize("mode", ["stacked", "auto"])
+@pytest.mark.parametrize("mode", [slow("stacked"), "auto"])
 @pytest.mark.parametrize("moment", ["building", "checking", "computing", "updating"])
 def test_a_stack_without_memory_changes_nobody(
     mode: str, moment: str, monkeypatch: pytest.MonkeyPatch
