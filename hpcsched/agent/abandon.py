@@ -12,7 +12,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.errors import LaunchError
 
 
-def grace_s(machine: Machine) -> float:
+def time_to_save_s(machine: Machine) -> float:
     """Seconds of the run's clock in which any job should have saved."""
     longest = max((costs.longest_suspend_s for costs in machine.estimates.costs.values()), default=0.0)
     return max(machine.run.grace_s, 3 * longest)

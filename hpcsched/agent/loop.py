@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
 
-from hpcsched.agent.abandon import grace_s
+from hpcsched.agent.abandon import time_to_save_s
 from hpcsched.agent.command_outcomes import command_outcome, signal_outcome
 from hpcsched.agent.durable import Durability
 from hpcsched.agent.inbox import Answer, Command
@@ -434,7 +434,7 @@ class Agent:
             self._pump()
             self._r.effects.keeping()
 
-        seconds = 0.0 if self.killed else grace_s(self._machine) / self._clock.speed
+        seconds = 0.0 if self.killed else time_to_save_s(self._machine) / self._clock.speed
         codes = self._r.effects.abandon(seconds, between)
         if not self.killed:
             self._durability.wait(

@@ -36,7 +36,7 @@ class _Claim(msgspec.Struct):
 def claim_number(rundir: RunDir) -> int:
     """Have the number of the run's next agent, which nobody else has then; the caller holds the run's lock.
 
-    Raises RunDirError where another agent begins right now, or the directory cannot be written.
+    Raises RunDirError where another agent begins right now, StoreError where the directory cannot be written.
     """
     record = rundir.read_record()
     last, claims = record.epoch if record else 0, _claims(rundir)

@@ -248,7 +248,8 @@ def _minor(version: str) -> tuple[int, int]:
 class RunLock:
     """The lock that keeps a second agent out of a run directory as long as this process lives.
 
-    `signs_of_life` False: the caller has found that an agent on another host shows none. Raises RunDirError.
+    `signs_of_life` False: the caller has found that an agent on another host shows none. Raises RunDirError
+    where there is another agent, StoreError where the lock cannot be written.
     """
 
     def __init__(self, rundir: RunDir, *, signs_of_life: bool = True) -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcsched.core.model import JobSpec, Kind
 from tests.chaos.planted import FAULTS, Fault
 from tests.chaos.virtual import day
+from tests.chaos.virtual.campaign import played as play
+from tests.chaos.virtual.schedule import Doing, Habits, Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,6 +27,45 @@ def played(*words: object, seconds: float) -> None:
 
 def test_nothing_is_violated_in_the_first_schedules() -> None:
     played(seconds=8)
+
+
+def one_job(habits: Habits, *doings: Doing, time_limit_s: float | None = None) -> Schedule:
+    job = JobSpec(
+        name="a",
+        kind=Kind.TRAINER,
+        model="a",
+        trainer="some.module:Name",
+        steps=300,
+        gpus_min=1,
+        gpus_max=1,
+        retries=3,
+        checkpoint_every_s=5.0,
+        workdir="/",
+    )
+    return Schedule(
+        seed=0,
+        gpus=1,
+        policy="marble",
+        options={},
+        jobs=(job,),
+        later={},
+        habits={"a": habits},
+        doings=doings,
+        time_limit_s=time_limit_s,
+    )
+
+
+def test_without_a_journal_too_a_state_in_memory_reaches_the_disk() -> None:
+    keeps = Habits(saves=False, suspend_s=1.0, keeps_s=6.0)
+    violated, world = play(one_job(keeps, Doing(8.0, "suspend", ("a",)), Doing(8.3, "no room", (2.5,))))
+    assert violated == [] and any("waiting for that" in line for line in world.said)
+
+
+def test_a_warning_is_heard_that_comes_before_the_agent_listens() -> None:
+    deaf = Habits(deaf=True)  # what the agent before has left takes all of its grace to end
+    warned = [Doing(5.0 + at / 2, "ends sooner", (25.0,)) for at in range(1, 60)]
+    violated, world = play(one_job(deaf, Doing(5.0, "kill agent"), *warned, time_limit_s=200.0))
+    assert violated == [] and any(line.startswith("SIGUSR2 from the batch system") for line in world.said)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

@@ -66,6 +66,17 @@ def test_a_full_disk_is_a_reason_for_another_directory_only_before_the_run_begin
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
 
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(StoreError, match="go on once that is mended") as caught,
+    ):
+        patch.setattr(Path, "mkdir", stale)  # then nothing says whether one has begun
+        run.make()
+    assert caught.value.exit_code == 1
+
     with monkeypatch.context() as patch, pytest.raises(RunDirError, match="choose another --dir"):
         patch.setattr(Path, "touch", full)
         run.make()
