@@ -152,7 +152,7 @@ def test_the_page_works_as_it_stands(reader: Reader) -> None:
             continue
         for word in words[1:]:
             reader.until(word.removeprefix("after="))
-        reader.speed(10 if any(script in text for script in STEERED) else 100)
+        reader.speed(5 if any(script in text for script in STEERED) else 100)
         said = reader.type(text)
         for start in [key for key in expected if text == key or (key in text and "\n" not in key)]:
             assert expected.pop(start) in said, f"{text}\n{said}\n{reader.outputs()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -31,10 +32,12 @@ def killed_with_its_node(agent: Agent) -> None:
     """End an agent and all that it has started on its host, as when that dies."""
     theirs = [agent.pid]
     for parent in theirs:
-        for task in Path(f"/proc/{parent}/task").iterdir():
-            theirs += map(int, (task / "children").read_text().split())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # some end meanwhile
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                theirs += map(int, (task / "children").read_text().split())
     for pid in theirs:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     agent.wait()
 
 

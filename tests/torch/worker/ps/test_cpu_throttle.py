@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -178,7 +179,8 @@ def as_before() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     for thread in THREADS.iterdir():
-        os.sched_setaffinity(int(thread.name), cores)
+        with contextlib.suppress(ProcessLookupError):  # it has ended since the folder was read
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 @pytest.mark.torch
