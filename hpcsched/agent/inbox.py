@@ -124,6 +124,8 @@ def wait_for_answer(rundir: RunDir, name: str, *, timeout_s: float) -> Answer | 
                 return None
             time.sleep(0.02)
         else:
+            with contextlib.suppress(OSError):  # its agent may have died before it did that
+                (rundir.inbox / "new" / name).unlink()
             path.unlink(missing_ok=True)
             return answer
         look = now + AGENT_CHECK_EVERY_S if now >= look else look
@@ -142,6 +144,7 @@ class Inbox:
         self.refused: list[str] = []
         """Why commands were refused that had waited for this agent: their senders are gone."""
         for old in self._ack.iterdir():
+            self._take_out(old.name)  # what was answered is not carried out again, refused or not
             with contextlib.suppress(OSError):
                 old.unlink()
 
@@ -184,6 +187,9 @@ class Inbox:
         with contextlib.suppress(StoreError):  # no room: the sender will hear nothing
             write_atomically(self._ack / name, msgspec.json.encode(answer))
             self._answers.append((time.monotonic() + ANSWER_KEPT_S, name))
+        self._take_out(name)
+
+    def _take_out(self, name: str) -> None:
         try:
             (self._new / name).unlink(missing_ok=True)
         except OSError:

@@ -79,8 +79,8 @@ FAULTS = (
     Fault(
         "commands are carried out again",
         "agent/inbox.py",
-        "            (self._new / name).unlink(missing_ok=True)",
-        "            pass",
+        "            (self._new / name).unlink(missing_ok=True)\n        except",
+        "            pass\n        except",
     ),
     Fault(
         "a command done before a crash is done anew",
@@ -115,8 +115,8 @@ FAULTS = (
     Fault(
         "the agent ends while states are in memory alone",
         "agent/loop.py",
-        "        if not self.killed:\n            self._durability",
-        "        if False:\n            self._durability",
+        "self._r.ending.awaits_why and self._durability.done()",
+        "self._r.ending.awaits_why",
     ),
     Fault(
         "records go where nobody finds them when the journal is compacted",
@@ -143,7 +143,13 @@ FAULTS = (
         "        if job.failures >= job.spec.retries or refused:",
     ),
     Fault(
-        "the next attempt starts beside one that leaves",
+        "an attempt counts as over when one of its processes is",
+        "agent/attempts.py",
+        "        over = len(self._codes) == len(members)",
+        "        over = bool(self._codes)",
+    ),
+    Fault(
+        "steps that are done again are not counted",
         "core/transitions/endings.py",
         "        self._run.count_news(self._ledger.waits_by(job).foreground)\n"
         "        self.back_to_checkpoint(job)",

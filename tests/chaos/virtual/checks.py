@@ -14,6 +14,8 @@ from hpcsched.store.status import read_status
 from .world import World
 
 ALMOST_S = 1e-6
+HEARD_S = 3.0
+"""Time in which an agent notes how far an attempt was that has ended."""
 CLOCK_S = 30.0
 """By so much the run's clock may be wrong: short stops are not noticed."""
 
@@ -47,7 +49,7 @@ def _states(world: World, machine: Machine) -> Iterator[str]:
 
 def _trainings(world: World) -> Iterator[str]:
     """Each step once, or again from the newest state that was saved; never two attempts at once."""
-    anew = {doing.args[0] for doing in world.schedule.doings if doing.kind == "retry"}
+    anew = world.schedule.begun_anew
     for name in world.schedule.habits:
         trained = world.ledger.of(name)
         for before, after in pairwise(trained):
@@ -65,6 +67,7 @@ def _trainings(world: World) -> Iterator[str]:
 
 
 def _counts(world: World, machine: Machine) -> Iterator[str]:
+    anew = world.schedule.begun_anew
     if machine.run.now > world.lived_s + CLOCK_S:
         yield f"{machine.run.now:.0f} s have run, and agents lived for {world.lived_s:.0f} s"
     for job in machine.run.jobs.values():
@@ -72,6 +75,13 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
         again = sum(one.end - one.begin for one in trained) - job.step
         if job.repeated > again:
             yield f"{job.spec.name}: {job.repeated} steps are told to be repeated, {again} were"
+        heard = sum(
+            max(0, before.told - after.begin)
+            for before, after in pairwise(trained)
+            if before.ended and world.undisturbed(before.told_at, before.ended + HEARD_S)
+        )
+        if job.repeated < heard and job.spec.name not in anew:
+            yield f"{job.spec.name}: {job.repeated} steps are told to be repeated, at least {heard} were"
 
 
 def _commands(world: World, machine: Machine) -> Iterator[str]:

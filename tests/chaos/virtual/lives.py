@@ -200,6 +200,7 @@ def profiles_of(schedule: Schedule, models: Iterable[str]) -> tuple[Profile, ...
 def _live(world: World, *, resume: bool, check_every: int) -> Machine | None:
     """One agent; the machine if the run is over."""
     schedule, disk = world.schedule, world.disk
+    disk.living, disk.dead = True, False
     world.begins()
     request = RunRequest(
         dir=world.rundir.root,
@@ -214,7 +215,7 @@ def _live(world: World, *, resume: bool, check_every: int) -> Machine | None:
     say = world.said.append
     say(f"--- a life begins at {world.clock.monotonic - 1000:.1f}")
     with _no_descriptor_left():
-        disk.living, disk.dead, died = True, False, False
+        died = False
         try:
             result = start.run(
                 request,

@@ -30,7 +30,8 @@ TELLS_EVERY_S = 1.0
 class Trained:
     """What one process group has trained, as it knows itself: the steps after `begin` up to `end`.
 
-    `saved`: the step of the newest state on disk; `held`: of the one in memory that it has begun with.
+    `saved`: the step of the newest state on disk; `held`: of the one in memory that it has begun with;
+    `told`: that it has told last, and when.
     """
 
     job: str
@@ -41,6 +42,8 @@ class Trained:
     ended: float | None = None
     saved: int = 0
     held: int = 0
+    told: int = 0
+    told_at: float = 0.0
 
 
 @dataclass
@@ -259,6 +262,8 @@ class Program:
         if not self._closed:
             with suppress(OSError):
                 os.write(self._pipe, Line(step=self.step, t=self._clock.wall, total=self._steps).encode())
+                if self.account:
+                    self.account.told, self.account.told_at = self.step, self._clock.monotonic
         self._clock.after(TELLS_EVERY_S, lambda: self._tell(generation))
 
     def _saves(self) -> None:

@@ -73,6 +73,11 @@ class Schedule:
     compacted_bytes: int = COMPACTED_BYTES
     """Bytes of a journal from which on it is compacted."""
 
+    @property
+    def begun_anew(self) -> set[str]:
+        """The jobs that users may have had begun from their first step once more."""
+        return {doing.args[0] for doing in self.doings if doing.kind == "retry"}
+
     def smaller(self) -> Iterator[Schedule]:
         """Schedules with less in them: without half of the doings, without one, without a job."""
         for size in sorted({max(1, len(self.doings) // 2), max(1, len(self.doings) // 4), 1}, reverse=True):

@@ -68,8 +68,8 @@ class World:
         self.batch_silent_until = 0.0
         self.reason = EndReason.NONE
         self.calm = False
-        self._disturbed, self._disturbed_at = 0, 0.0
-        """How often something has disturbed the agent, and when last."""
+        self._disturbances: list[tuple[float, bool]] = [(float("-inf"), False)]
+        """When something has disturbed the agent, and whether it could work well from then on."""
         self.lives, self.lived_s, self.stopped_s = 0, 0.0, 0.0
         """How many agents there were, for how long, and for how long all was stopped."""
         self._began = self._stopped_before_s = 0.0
@@ -166,12 +166,12 @@ class World:
                     program.lose(self.random.randrange(len(program.processes)))
             case (("no room" | "broken disk"), (seconds,)):
                 numbers = (errno.ENOSPC, errno.EDQUOT) if doing.kind == "no room" else (errno.EIO,)
-                self._disturbs()
                 self.disk.failing = self.random.choice(numbers)
+                self._disturbs()
                 self.clock.after(seconds, self._disk_is_well)
             case "no more files", (seconds,):
-                self._disturbs()
                 self.disk.no_more_files = True
+                self._disturbs()
                 self.clock.after(seconds, self._disk_is_well)
             case "clock jumps", (seconds,):
                 self._disturbs()
@@ -211,8 +211,8 @@ class World:
         raise AssertionError(f"not over after {OVER_AFTER_S:g} s of calm")
 
     def _disk_is_well(self) -> None:
-        self._disturbs()
         self.disk.failing, self.disk.no_more_files = 0, False
+        self._disturbs()
 
     def signals(self, number: signal.Signals) -> None:
         """Send the agent a signal; one that it does not catch yet ends it."""
@@ -236,11 +236,11 @@ class World:
             self.said.append(str(error))
 
     def _was_sent(self, name: str, command: Command, *, refused: bool) -> None:
-        self.sent[name], disturbed = command, self._disturbed
+        self.sent[name], sent = command, self.clock.monotonic
         self._unanswered.add(name)
         if refused:
             self.to_refuse.add(name)
-        self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, disturbed))
+        self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, sent))
 
     def _puts(self, data: bytes) -> None:
         """Put something into the inbox that is no command."""
@@ -249,9 +249,8 @@ class World:
             (folder / name).write_bytes(data)
             self._was_sent(name, Command(command=repr(data[:30])), refused=True)
 
-    def _must_be_answered(self, name: str, disturbed: int) -> None:
-        well = not (self.disk.failing or self.disk.no_more_files)
-        if self.disk.living and well and disturbed == self._disturbed:
+    def _must_be_answered(self, name: str, sent: float) -> None:
+        if self.undisturbed(sent):
             self.must_answer[name] = self.clock.monotonic
 
     def _looks_again(self) -> None:
@@ -290,7 +289,7 @@ class World:
         def kill() -> None:
             if self.lives == life and self.disk.living:
                 for program in self.living:
-                    if program.would_save and self.clock.monotonic - self._disturbed_at > seconds / 2:
+                    if program.would_save and self.undisturbed(self.clock.monotonic - seconds / 2):
                         self.unsaved.append(
                             f"{program.job}: attempt {program.attempt} was killed at the limit"
                         )
@@ -318,9 +317,14 @@ class World:
         self._disturbs()
         self.lived_s += self.clock.monotonic - self._began - (self.stopped_s - self._stopped_before_s)
 
+    def undisturbed(self, since: float, until: float = float("inf")) -> bool:
+        """Whether nothing has disturbed an agent between these times."""
+        before = [well for at, well in self._disturbances if at < since]
+        return before[-1] and not any(since <= at <= until for at, _ in self._disturbances)
+
     def _disturbs(self) -> None:
-        self._disturbed += 1
-        self._disturbed_at = self.clock.monotonic
+        well = self.disk.living and not (self.disk.failing or self.disk.no_more_files)
+        self._disturbances.append((self.clock.monotonic, well))
 
 
 class Compaction:

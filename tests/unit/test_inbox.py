@@ -1,0 +1,44 @@
+"""Commands that an agent has answered are not carried out again by the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hpcsched.agent.inbox import Answer, Command, Inbox, send, wait_for_answer
+from hpcsched.store.rundir import RunDir
+
+REFUSED = Answer(error="no such job")
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDir:
+    rundir = RunDir(tmp_path)
+    rundir.make()
+    return rundir
+
+
+def killed_after_its_answer(rundir: RunDir) -> str:
+    """What an agent leaves that dies between the answer to a command and the end of its file."""
+    name = send(rundir, Command(command="cancel", targets=[7]))
+    (rundir.inbox / "ack" / name).write_bytes(msgspec.json.encode(REFUSED))
+    return name
+
+
+def test_a_command_that_was_answered_is_not_carried_out_by_the_next_agent(rundir: RunDir) -> None:
+    killed_after_its_answer(rundir)
+    assert not Inbox(rundir).read()
+    assert not [*(rundir.inbox / "ack").iterdir()], "its sender is gone"
+
+
+def test_nor_where_its_sender_has_taken_the_answer(rundir: RunDir) -> None:
+    name = killed_after_its_answer(rundir)
+    assert wait_for_answer(rundir, name, timeout_s=0) == REFUSED
+    assert not Inbox(rundir).read()
+
+
+def test_a_command_without_an_answer_waits_for_the_next_agent(rundir: RunDir) -> None:
+    name = send(rundir, Command(command="cancel", targets=[7]))
+    assert [found for found, _ in Inbox(rundir).read()] == [name]
