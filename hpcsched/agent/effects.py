@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from selectors import EVENT_READ, BaseSelector, SelectorKey
@@ -138,7 +139,9 @@ class Effects:
             if told is None or not self._launcher.ready_for(told):
                 self._waiting.put_off(action)
                 return []
-            if not make_folder(folder):
+            if make_folder(folder):
+                told = replace(told, new=True)
+            else:
                 remove_attempt_files(folder, action.attempt, held=job.id not in self._launcher.keeping())
             put_layers(job, self._site, devices[0].kind, folder)
             if action.anew:

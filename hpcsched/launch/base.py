@@ -56,7 +56,7 @@ class LaunchPlan:
     only when nobody else wants their cores. `share`: how much of its cores' time a program that is not ours
     may use, in cores; None: it is not held to any. `needs`: its cores for each GPU, its memory on each host,
     its modules. `container`: what they run in, where `argv` and the Python of `module` are looked up (None:
-    the host).
+    the host). `new`: the job's folder has just been made, so there is nothing of an earlier attempt in it.
     """
 
     job_id: int
@@ -82,6 +82,7 @@ class LaunchPlan:
     container: Container | None = None
     asks: signal.Signals | None = None
     needs: Needs | None = None
+    new: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

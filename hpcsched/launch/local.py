@@ -209,7 +209,8 @@ class LocalLauncher:
         output = _open_output(plan.output)
         starts = []
         try:
-            workers.remove_attempt_files()
+            if not plan.new:
+                workers.remove_attempt_files()
             os.write(output, self._surroundings.said(plan))
             cores = self._surroundings.cores(plan, groups, self._cores, workers)
             for local, devices in enumerate(groups):
@@ -243,7 +244,8 @@ class LocalLauncher:
             if plan.container:
                 starts, workers.leaders_pass_signals = contained(starts, plan, around)
             if keeper and placement.first_rank == 0:
-                (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
+                if not plan.new:
+                    (plan.folder / files.held(plan.attempt)).unlink(missing_ok=True)  # of an earlier life
                 workers.on_held = lambda attempt: self._keep(plan, starts[0], keeper, attempt)
             if not plan.module and plan.joins is None and env.keys() >= MARKS:
                 marks = {name: env[name] for name in (*MARKS, *_OF_OUR_BATCH_JOB) if name in env}
