@@ -12,6 +12,8 @@ import pytest
 from livebench import Bench, job, saves
 from smalldisk import fill, one_line, small_disk
 
+from hpcsched.contract import files
+
 CPU = ["--devices", "cpu:2"]
 
 
@@ -47,6 +49,16 @@ def test_a_full_disk_stops_the_run_with_all_saved_and_it_goes_on_later(bench: Be
         done = bench("run", "--resume", "-q", *CPU)
         assert done.returncode == 0, done.stderr
         assert bench.states() == {"a": "COMPLETED", "b": "COMPLETED"}
+
+
+def test_what_an_attempt_of_the_same_number_has_left_is_gone_before_the_next_begins(bench: Bench) -> None:
+    """A journal that lost its tail gives a number again; what the first of that number was told is there."""
+    names = " ".join(name(1) for name in (files.stop, files.left, files.held, files.ready))
+    before = f"mkdir {bench.rundir.job(2)} && cd {bench.rundir.job(2)} && touch {names}"
+    program = f"cd $HPCSCHED_JOB_DIR; for name in {names}; do [ ! -e $name ] || exit 3; done"
+    file = bench.set_of(job("a", before, gpus=1), job("b", program, gpus=1, after=["a"]))
+    done = bench("run", "-q", str(file), *CPU)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_snapshot_that_cannot_be_written_does_not_stop_the_run(bench: Bench) -> None:
