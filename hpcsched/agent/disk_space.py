@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Iterable
 from pathlib import Path
+
+from hpcsched.contract import files
 
 MIN_FREE_BLOCKS = 16
 """Free blocks below which a file system counts as full (chosen; 64 KiB with blocks of 4 KiB)."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+"""What file systems and kernels without O_TMPFILE say."""
 _WORDS = tuple(os.strerror(number) for number in sorted(FULL))
 
 
@@ -31,7 +36,7 @@ def first_full_directory(folders: Iterable[Path]) -> str:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether nothing can be written to a directory: no block, no inode, or a read-only file system."""
+    """Whether nothing can be written to a directory: no block, no inode, a read-only file system, a quota."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     try:
         about = os.statvfs(there)
@@ -39,4 +44,31 @@ def is_full(folder: Path) -> bool:
         return False
     no_inode = about.f_files > 0 and about.f_favail == 0
     read_only = bool(about.f_flag & os.ST_RDONLY)
-    return about.f_bavail < min(MIN_FREE_BLOCKS, about.f_blocks) or no_inode or read_only
+    no_block = about.f_bavail < min(MIN_FREE_BLOCKS, about.f_blocks)
+    return no_block or no_inode or read_only or _over_quota(there)
+
+
+def _over_quota(folder: Path) -> bool:
+    """Whether a quota takes no file of some blocks: only writing one tells, as file systems report quotas in
+    ways of their own."""
+    try:
+        descriptor, named = _new_file(folder)
+        try:
+            os.write(descriptor, bytes(MIN_FREE_BLOCKS * 4096))
+        finally:
+            named.unlink(missing_ok=True)
+            os.close(descriptor)  # NFS says it here
+    except OSError as error:
+        return error.errno in FULL
+    return False
+
+
+def _new_file(folder: Path) -> tuple[int, Path]:
+    """A new file's descriptor, and its name if it has one: without where the file system knows such files."""
+    name = folder / files.temporary("room", socket.gethostname(), os.getpid())
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600), name
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+        return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), name

@@ -55,6 +55,7 @@ class SharedMemoryStore:
     def leave(self, job_id: int) -> None:
         """Note that an attempt of the job is over."""
         self._used[job_id] -= 1
+        self._forget_use(job_id)
         self._forget_some()
 
     def forget(self, job_id: int) -> None:
@@ -62,6 +63,7 @@ class SharedMemoryStore:
         descriptor = self._held.pop(job_id, None)
         if descriptor is not None:
             os.close(descriptor)
+        self._forget_use(job_id)
 
     def close(self) -> None:
         """Close all arenas."""
@@ -72,6 +74,9 @@ class SharedMemoryStore:
         idle = [job_id for job_id in self._held if self._used[job_id] <= 0]
         for job_id in idle[: max(0, len(idle) - MAX_IDLE_STATES)]:
             self.forget(job_id)
+
+    def _forget_use(self, job_id: int) -> None:
+        if self._used[job_id] <= 0 and job_id not in self._held:
             del self._used[job_id]
 
 

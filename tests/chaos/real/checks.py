@@ -111,6 +111,10 @@ def _wrongly(world: World, machine: Machine, name: str, state: str, job: Job | N
     spoilt = sum(what == "healed" for _, what in world.disturbed) + world.killed[name]
     if state == "FAILED" and own + spoilt > retries:
         return ""
+    if state == "FAILED" and any(
+        what.endswith(" for jobs") and "slow" not in what for _, what in world.disturbed
+    ):
+        return ""  # an agent that can write takes what its program cannot for the program's fault
     return f"its program has failed {own} times and was disturbed {spoilt} times, {retries} are forgiven"
 
 
@@ -255,9 +259,12 @@ def _stands_still(world: World, verb: str, undone: str) -> Iterator[str]:
         name = asked.words[1]
         later = [a for a in world.answers if a.words[:2] == (undone, name) and a.began > asked.ended]
         until = min((a.began for a in later), default=asked.ended)
-        for line in world.ledger(name):
-            if line.what == "begin" and asked.ended + 0.5 < line.at < until:
-                yield f"{name}: began {line.at - asked.ended:.2f} s after `{verb}` was done"
+        begins = [line.at for line in world.ledger(name) if line.what == "begin"]
+        begun = [at - asked.ended for at in begins if asked.ended + 0.5 < at < until]
+        if "as soon as it says" in asked.said:
+            begun = begun[1:]  # a process of it was there, and loaded its libraries
+        for seconds in begun:
+            yield f"{name}: began {seconds:.2f} s after `{verb}` was done"
 
 
 def _explained(world: World, page: dict[str, Any]) -> Iterator[str]:

@@ -117,8 +117,14 @@ def test_only_idle_arenas_are_dropped_the_longest_unused_first(monkeypatch: pyte
     kept.take(5)
     kept.leave(5)
     assert list(kept._held) == [3, 4, 5]
+    kept.leave(4)
     kept.close()
-    assert not kept._held
+    assert not kept._held and not kept._used, "nothing is kept of jobs that are over"
+    kept.take(6)
+    kept.forget(6)  # while it ends
+    assert kept._used
+    kept.leave(6)
+    assert not kept._used
 
 
 def test_who_gets_an_arena(tmp_path: Path) -> None:

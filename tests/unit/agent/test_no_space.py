@@ -151,6 +151,31 @@ def test_a_file_system_is_full_without_blocks_or_inodes(tmp_path, monkeypatch, a
     assert disk_space.first_full_directory([tmp_path]) == (str(tmp_path) if full else "")
 
 
+@pytest.mark.parametrize("unnamed", [True, False])
+@pytest.mark.parametrize(("call", "number", "full"), [
+    ("write", errno.EDQUOT, True), ("open", errno.EDQUOT, True), ("write", errno.EIO, False), ("", 0, False),
+])  # fmt: skip
+def test_a_quota_is_seen_by_writing(tmp_path, monkeypatch, call, number, full, unnamed):
+    own = {name: getattr(os, name) for name in ("open", "write")}
+
+    def opened(path, flags, *more):
+        if not unnamed and flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "as NFS says")
+        return fails("open", path, flags, *more)
+
+    def fails(name, *args):
+        if name == call:
+            raise OSError(number, os.strerror(number))
+        return own[name](*args)
+
+    monkeypatch.setattr(os, "statvfs", lambda path: disk())
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "write", lambda *args: fails("write", *args))
+    assert disk_space.is_full(tmp_path) is full
+    monkeypatch.undo()
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
 def test_errors_that_mean_so(tmp_path, number):
     error = OSError(number, os.strerror(number), str(tmp_path / "x"))
