@@ -34,6 +34,10 @@ GROUPS: dict[str, dict[Why, str]] = {
         "block or inode left, or is read-only. Make room. The attempt is *lost*, and not counted among "
         "`retries`. The job is tried again after 5 s, then after twice as long each time, at most "
         "5 minutes, and at once by the next `run --resume`.",
+        Why.FAILED_AT_ONCE: "Its program has failed twice or more in a row, the last time within 10 s of its "
+        "start. What it lacks may be there soon, as a file system that answers again: it is tried again after "
+        "10 s, then after twice as long each time, at most 5 minutes, and at once by the next `run --resume`. "
+        "Others have its GPUs meanwhile.",
         Why.HOST_SILENT: "The agent was gone, and a host of the job's attempt has not come to the next one. "
         "Nothing to do: its processes are ended by then, and the job goes on elsewhere.",
         Why.MODULES: "It is STARTING; its processes start when they are loaded, within 60 s. "
@@ -140,7 +144,8 @@ GROUPS: dict[str, dict[Why, str]] = {
     "What went wrong": {
         Why.EXITED: f"`hpcsched logs` shows its output; {_RETRY} runs it again.",
         Why.RETRY: "Nothing to do yet; `retries` in the [job file](job-files.md) is the limit.",
-        Why.SAME_FAILURE: f"The same exit code and last line of output, each time within 10 s of its start: "
+        Why.SAME_FAILURE: f"The same exit code and last line of output, each time within 10 s of its start, "
+        f"and the last time after it had waited: "
         f"mend it, then {_RETRY}. (Ends by a signal, for want of room, and without a word are tried again "
         "all the same.)",
         Why.LOST: "No fault of the job's; it goes on by itself.",

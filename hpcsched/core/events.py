@@ -21,8 +21,8 @@ RULES = 4
 
 1: all that 0.1.0 to 0.2.0 decided. 2: packs by what was measured of them. 3: failures before a newer
 checkpoint do not count, if nobody knows its step either. 4: of packs that were measured a job joins first the
-one with most of its own model, no time is kept for saves of programs that nothing says can save, and no
-program is taken for parallel by a profile that was not measured.
+one with most of its own model, no time is kept for saves of programs that nothing says can save, no program
+is taken for parallel by a profile that was not measured, and what fails at once twice in a row waits.
 """
 
 

@@ -32,6 +32,7 @@ class Why(StrEnum):
     CORES_PRIORITY = "CoresPriority"
     NO_SPACE = "NoSpace"
     HOST_SILENT = "HostSilent"
+    FAILED_AT_ONCE = "FailedAtOnce"
     MODULES = "Modules"
     NO_AGENT = "NoAgent"
     # why it has this many GPUs, and these
@@ -151,6 +152,8 @@ _WORDS = {
     Why.NO_CORES: "waits for CPU cores to start on",
     Why.CORES_PRIORITY: "waits for CPU cores behind earlier jobs",
     Why.NO_SPACE: "no room in {where}: tries again {again:.0f} s into the run (try {tries})",
+    Why.FAILED_AT_ONCE: "has failed {failures} times in a row, the last time at once: tries again "
+    "{again:.0f} s into the run",
     Why.HOST_SILENT: "starts not before {again:.0f} s into the run: processes of its last attempt may live "
     "until then, on a host that has not been heard of",
     Why.MODULES: "its modules are being loaded: {modules}",

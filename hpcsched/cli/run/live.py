@@ -176,6 +176,8 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, noun: str, *, d
     again = "" if job.state.final else anew
     if again and job.saved_step is not None:
         again = f"; goes on from step {job.saved_step}" if job.reports else "; goes on from its checkpoint"
+    if again and job.story and (told := job.story[-1].reason).why is Why.FAILED_AT_ONCE:
+        again += f" in {told.facts['again'] - event.at:.0f} s"
     if event.not_taken:
         again = f"; {event.not_taken}{again if job.reports or job.state.final else anew}"
     said = f"out of memory: {event.oom}" if event.oom else event.detail

@@ -201,12 +201,18 @@ class Endings:
         if job.failures > job.spec.retries or refused:
             self.finish(job, JobState.FAILED, Reason(Why.EXITED, facts))
             return
-        if job.failures > 1 and before is not None and now == before:
+        waits = self._run.rules >= 4 and job.failures > 1 and lasted_s is not None and lasted_s <= FAST_S
+        waited = not waits or job.failures > 2
+        if job.failures > 1 and waited and before is not None and now == before:
             same = {"code": code, "detail": detail, "after": lasted_s, "name": job.spec.name}
             self.finish(job, JobState.FAILED, Reason(Why.SAME_FAILURE, same))
             return
         tried = {"code": code, "failures": job.failures, "retries": job.spec.retries}
         self._out.note(job, Reason(Why.RETRY, tried))
+        if waits:
+            delay = self._waiting.after_failures(job)
+            self._out.note(job, delay.reason)
+            self._waiting.expect(job, delay.until)
         self.back_to_waiting(job)
 
     def lost(self, job: Job, saved_step: int | None, why: str, *, counts: bool) -> None:

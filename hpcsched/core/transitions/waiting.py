@@ -17,11 +17,15 @@ from hpcsched.core.transitions.outcome import Outcome
 NO_ROOM_S, MAX_NO_ROOM_S = 5.0, 300.0
 """Seconds until a job that found no room on a disk is tried again, the first time and at most (chosen)."""
 
+AT_ONCE_S, MAX_AT_ONCE_S = 10.0, 300.0
+"""Seconds until a program that has failed at once, twice in a row, is tried again, and at most (chosen)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A job waits `until` then: there was no room for it in directory `where`, so many times in a row; or
-    ("") processes of its last attempt may live until then, on a host that has not been heard of."""
+    """A job waits `until` then: there was no room for it in directory `where`, so many times in a row
+    (`tries`); or ("") its program has failed so often in a row, the last time at once; or (0 tries) processes
+    of its last attempt may live until then, on a host that has not been heard of."""
 
     where: str
     tries: int
@@ -30,8 +34,10 @@ class Delay:
     @property
     def reason(self) -> Reason:
         """Why it waits."""
-        if not self.where:
+        if not self.tries:
             return Reason(Why.HOST_SILENT, {"again": self.until})
+        if not self.where:
+            return Reason(Why.FAILED_AT_ONCE, {"again": self.until, "failures": self.tries})
         return Reason(Why.NO_SPACE, {"where": self.where, "again": self.until, "tries": self.tries})
 
 
@@ -113,9 +119,9 @@ class Waiting:
         return arrived
 
     def begin_life(self, unsure: Mapping[int, float]) -> None:
-        """Try all that waited for room on a disk, have those of `unsure` wait for their times (as those of
-        earlier lives still do), and set the timers of all that wait for a time."""
-        self._try_full_disks_again()
+        """Try all that waited for room on a disk or had failed at once, have those of `unsure` wait for their
+        times (as those of earlier lives still do), and set the timers of all that wait for a time."""
+        self._try_again()
         for job_id, until in unsure.items():
             self._for_silent_host(self._run.jobs[job_id], until)
         for at, job_id in sorted(self.arrivals):
@@ -175,22 +181,29 @@ class Waiting:
     def for_room(self, job: Job, where: str) -> Delay:
         """Have a job wait for room in directory `where`, each time in a row for longer."""
         before = self.delays.get(job.id)
-        tries = before.tries + 1 if before else 1
+        tries = before.tries + 1 if before and before.where else 1
         until = self._run.now + min(NO_ROOM_S * 2 ** min(tries - 1, 10), MAX_NO_ROOM_S)
         self.delays[job.id] = Delay(where, tries, until)
         return self.delays[job.id]
 
+    def after_failures(self, job: Job) -> Delay:
+        """Have a job wait that has failed more than once in a row, the last time at once: what it lacks may
+        be there soon, such as a file system that answers again."""
+        until = self._run.now + min(AT_ONCE_S * 2 ** min(job.failures - 2, 10), MAX_AT_ONCE_S)
+        self.delays[job.id] = Delay("", job.failures, until)
+        return self.delays[job.id]
+
     def has_room(self, job: Job) -> None:
-        """Note that there was room for a job, or that it needs none any more. Processes that may still live
-        do so whatever becomes of the job."""
+        """Note that there was room for a job, or that it needs none any more, nor time after failures.
+        Processes that may still live do so whatever becomes of the job."""
         delay = self.delays.get(job.id)
-        if delay is not None and (delay.where or delay.until <= self._run.now):
+        if delay is not None and (delay.tries or delay.until <= self._run.now):
             del self.delays[job.id]
 
-    def _try_full_disks_again(self) -> None:
-        """Let in those that waited for room: people who take a run up again have seen to the disks."""
-        waited = [job_id for job_id, delay in self.delays.items() if delay.where]
-        self.delays = {job_id: delay for job_id, delay in self.delays.items() if not delay.where}
+    def _try_again(self) -> None:
+        """Let in those that waited for room, or had failed: people who take a run up again have seen to it."""
+        waited = [job_id for job_id, delay in self.delays.items() if delay.tries]
+        self.delays = {job_id: delay for job_id, delay in self.delays.items() if not delay.tries}
         jobs = self._run.jobs
         self.arrivals = [
             (at, i) for at, i in self.arrivals if i not in waited or jobs[i].submit_s > self._run.now

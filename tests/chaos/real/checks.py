@@ -159,7 +159,8 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
         known = _savings(parts[:number])
         if own_saves:  # its newest checkpoint may be half written: the one before it is as good
             before = {line.step for part in parts[:number] for line in part if line.what == "saved"}
-            known |= {*sorted({0} | before)[-2:]}
+            unread = sum(" for " in what and "slow" not in what for _, what in world.disturbed)
+            known |= {*sorted({0} | before)[-2 - unread :]}
         if begin not in known:
             last = parts[number - 1][-1]
             yield (

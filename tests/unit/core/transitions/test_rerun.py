@@ -150,16 +150,28 @@ def test_steps_that_only_the_last_snapshot_told_of_are_counted():
     assert "at least 19 steps done again" in str(lost)
 
 
+def tried_again(driver):
+    """Let the time pass that job x waits after its failures; how long it was."""
+    pause = driver.machine.waiting.delays[1].until - driver.now
+    driver.now += pause
+    driver.tell(ev.TimerFired, key=("arrival", 1, driver.job("x").attempt))
+    return pause
+
+
 def again_and_again(*failures):
     """How many attempts there were when a job that may fail four times in a row failed in these ways."""
     driver = Driver(a_job("x", "m", retries=4), profiles=PROFILES)
     for code, detail, lasted_s in failures:
+        if driver.job("x").state is JobState.PENDING:
+            tried_again(driver)
         driver.exits("x", code, detail=detail, lasted_s=lasted_s)
     return driver.job("x")
 
 
-def test_a_failure_that_comes_again_at_once_in_the_same_way_is_not_repeated():
-    job = again_and_again((2, "unknown argument", 0.3), (2, "unknown argument", 0.4))
+def test_a_failure_that_comes_again_and_again_in_the_same_way_is_not_repeated():
+    failure = 2, "unknown argument", 0.3
+    assert again_and_again(failure, failure).state is JobState.PENDING
+    job = again_and_again(failure, failure, failure)
     assert job.state is JobState.FAILED
     assert job.reason.why is Why.SAME_FAILURE
     assert "hpcsched retry x" in str(job.reason)
@@ -175,12 +187,56 @@ def test_a_failure_that_comes_again_at_once_in_the_same_way_is_not_repeated():
     ],
 )
 def test_any_other_failure_is(other):
-    assert again_and_again((2, "unknown argument", 0.3), other).state is JobState.STARTING
+    failure = 2, "unknown argument", 0.3
+    assert again_and_again(failure, failure, other).failures == 3
+    assert again_and_again(failure, failure, other).state in (JobState.STARTING, JobState.PENDING)
 
 
 @pytest.mark.parametrize("failure", [(137, "loading", 0.3), (2, "", 0.3), (74, "no space left", 0.3)])
 def test_so_is_one_that_says_nothing_of_the_next_time(failure):
-    assert again_and_again(failure, failure).state is JobState.STARTING
+    assert again_and_again(failure, failure, failure).state is JobState.PENDING
+
+
+def test_who_fails_at_once_and_again_waits_longer_each_time_and_leaves_its_gpus_to_others():
+    driver = Driver(a_job("x", "m", retries=9), a_job("y", "m", gpus=4), gpus=4, profiles=PROFILES)
+    driver.exits("x", 1, lasted_s=0.1)
+    assert driver.states() == ["STARTING", "PENDING"], "once may be chance"
+    pauses = []
+    for _ in range(8):
+        driver.exits("x", 1, lasted_s=0.1)
+        assert driver.job("x").state is JobState.PENDING
+        reason = driver.machine.waiting_reason(driver.job("x"))
+        assert reason.why is Why.FAILED_AT_ONCE and not driver.machine.stuck
+        pauses.append(tried_again(driver))
+        if driver.job("y").state is not JobState.PENDING:
+            driver.exits("y", 0, 100, 100)
+        assert driver.job("x").state is JobState.STARTING
+    assert pauses == [10, 20, 40, 80, 160, 300, 300, 300]
+    assert driver.job("y").state is JobState.COMPLETED
+
+
+def test_the_next_life_does_not_let_it_wait():
+    driver = Driver(a_job("x", "m"), profiles=PROFILES)
+    for _ in range(2):
+        driver.exits("x", 1, lasted_s=0.1)
+    assert driver.states() == ["PENDING"]
+    driver.start_agent(6)
+    assert driver.states() == ["STARTING"]
+
+
+def test_one_that_is_cancelled_meanwhile_waits_for_nothing():
+    driver = Driver(a_job("x", "m"), profiles=PROFILES)
+    for _ in range(2):
+        driver.exits("x", 1, lasted_s=0.1)
+    driver.cancel("x")
+    assert driver.states() == ["CANCELLED"] and driver.machine.waiting.delays == {}
+
+
+def test_a_run_of_before_tries_at_once():
+    driver = Driver(a_job("x", "m", retries=4), rules=3, profiles=PROFILES)
+    for _ in range(2):
+        driver.exits("x", 1, detail="why", lasted_s=0.1)
+    assert driver.job("x").reason.why is Why.SAME_FAILURE
 
 
 def test_what_differs_is_named_in_the_words_of_a_job_file():
