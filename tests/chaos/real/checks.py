@@ -111,10 +111,6 @@ def _wrongly(world: World, machine: Machine, name: str, state: str, job: Job | N
     spoilt = sum(what == "healed" for _, what in world.disturbed) + world.killed[name]
     if state == "FAILED" and own + spoilt > retries:
         return ""
-    if state == "FAILED" and any(
-        what.endswith(" for jobs") and "slow" not in what for _, what in world.disturbed
-    ):
-        return ""  # an agent that can write takes what its program cannot for the program's fault
     return f"its program has failed {own} times and was disturbed {spoilt} times, {retries} are forgiven"
 
 
