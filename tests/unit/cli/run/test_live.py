@@ -150,6 +150,17 @@ def test_what_a_dead_agent_and_a_drain_cost_is_told() -> None:
     assert told(driver.start_agent(2))[0].startswith("job 2 (b): attempt 1 was lost")
 
 
+def test_it_is_told_when_a_program_is_tried_again_that_fails_at_once() -> None:
+    driver = Driver(a_job("a", "flat"), profiles=PROFILES)
+
+    def told() -> str:
+        actions = driver.exits("a", 2, detail="why", lasted_s=0.1)
+        return sentences(driver.machine, driver.events[-1], actions)[0]
+
+    assert told() == "job 1 (a) ended with exit code 2: why; starts again"
+    assert told() == "job 1 (a) ended with exit code 2: why; starts again in 10 s"
+
+
 def test_a_change_in_place_that_fails_is_told() -> None:
     driver = Driver(a_job("a", "flat"), a_job("b", "line"), gpus=6, profiles=PROFILES, promote="always")
     driver.runs("a", "b", in_place=True)
