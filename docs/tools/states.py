@@ -25,7 +25,8 @@ _WORDS = {
     JobState.SUSPENDING: "asked to save and leave",
     JobState.SUSPENDED: "saved; waits for GPUs, or for `resume` if you suspended it (reason `UserSuspended`)",
     JobState.COMPLETED: "exit code 0",
-    JobState.FAILED: "failed more often in a row than `retries` allows, or again and again in the same way at once",
+    JobState.FAILED: "failed more often in a row than `retries` allows, or in the same way at once again and "
+    "again",
     JobState.CANCELLED: "by you, or because a job in its `after` did not complete (reason "
     "`DependencyNeverSatisfied`)",
     JobState.TIMEOUT: "it has run for its `time`, and was asked to save and leave",

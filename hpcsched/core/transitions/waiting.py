@@ -201,7 +201,7 @@ class Waiting:
             del self.delays[job.id]
 
     def _try_again(self) -> None:
-        """Let in those that waited for room, or had failed: people who take a run up again have seen to it."""
+        """Let in those that waited for room, or had failed: who takes a run up again has seen to it."""
         waited = [job_id for job_id, delay in self.delays.items() if delay.tries]
         self.delays = {job_id: delay for job_id, delay in self.delays.items() if not delay.tries}
         jobs = self._run.jobs
