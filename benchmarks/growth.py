@@ -25,6 +25,7 @@ from common import Report, Scratch, hpcsched, main, median, ms, percentile, wait
 from hpcsched.agent.inbox import Command, send
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.store.rundir import RunDir
+from hpcsched.store.status import read_brief
 
 JOBS, QUICK_JOBS = 10_000, 60
 AHEAD = 200
@@ -44,19 +45,19 @@ def measure(options: argparse.Namespace) -> Report:
         command = hpcsched("run", "--stay", "--dir", rundir.root, "--devices", "cpu:2", "--quiet")
         with scratch.start(command) as agent:
             wait_for(lambda: agent.poll() is not None or rundir.status.exists(), "the run", deadline_s=60)
-            began, over, rss = time.monotonic(), [0], [_rss(agent.pid)]
+            began, over, rss = time.monotonic(), [0], [rss_of(agent.pid)]
             sender = _Sender(rundir, jobs)
             for mark in marks:
                 sender.until(mark)
                 if agent.poll() is not None:
                     raise RuntimeError(f"the agent ended: {scratch.errors}")
                 over.append(mark)
-                rss.append(_rss(agent.pid))
+                rss.append(rss_of(agent.pid))
                 if mark in asked:
                     _commands(report, scratch, rundir, mark, quick=options.quick)
             report.results["jobs_per_s"] = [jobs / (time.monotonic() - began)]
     settled = len(over) // 4  # tables grow by doubling, and answers are kept for a minute
-    slope = _slope(over[settled:], rss[settled:])
+    slope = slope_of(over[settled:], rss[settled:])
     report.results["over"], report.results["rss_bytes"] = [float(n) for n in over], rss
     report.results["bytes_a_job"] = [max(0.0, slope)]
     report.row(
@@ -79,7 +80,7 @@ class _Sender:
         wait_for(lambda: self._over_after_sending() >= mark, f"{mark} jobs", deadline_s=DEADLINE_S)
 
     def _over_after_sending(self) -> int:
-        over = ends(self._rundir)
+        over = read_brief(self._rundir).done
         while self._sent < min(self._jobs, over + AHEAD):
             self._sent += 1
             name = f"job-{self._sent}"
@@ -87,11 +88,6 @@ class _Sender:
             send(self._rundir, Command(command="submit", jobs=[spec], workdir="/tmp"))
         time.sleep(0.1)
         return over
-
-
-def ends(rundir: RunDir) -> int:
-    """The number of jobs that have ended, by the journal: the same for each version of the snapshot."""
-    return rundir.journal.read_bytes().count(b'"type":"WorkersExited"')
 
 
 def _commands(report: Report, scratch: Scratch, rundir: RunDir, jobs: int, *, quick: bool) -> None:
@@ -160,7 +156,7 @@ def _at_once(scratch: Scratch, rundir: RunDir, number: int) -> list[float]:
     return walls
 
 
-def _rss(pid: int) -> float:
+def rss_of(pid: int) -> float:
     """Bytes of a process that lie in memory and are its own, or may be."""
     found = re.search(r"^VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     if found is None:
@@ -168,7 +164,7 @@ def _rss(pid: int) -> float:
     return int(found[1]) * 1024.0
 
 
-def _slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+def slope_of(xs: Sequence[float], ys: Sequence[float]) -> float:
     """Of the straight line of least squares."""
     x, y = sum(xs) / len(xs), sum(ys) / len(ys)
     return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / sum((a - x) ** 2 for a in xs)

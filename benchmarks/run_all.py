@@ -33,6 +33,7 @@ DEADLINES_S = {
     "monitoring": 120,
     "idle_agent": 120,
     "growth": 1800,
+    "soak": 7200,
     "throughput": 900,
     "dispatch": 3600,
     "latency": 300,

@@ -52,6 +52,7 @@ def check_samples(results: dict[str, Any]) -> None:
         ("monitoring", {"cpu_slots_s", "nvml_our_part_s"}),
         ("idle_agent", {"window_cpu_s", "window_wall_s", "rss_mib", "pss_mib"}),
         ("growth", {"bytes_a_job", "rss_bytes", "jobs_60_status_s", "jobs_60_explain_peak_mib"}),
+        ("soak", {"over", "rss", "descriptors", "threads", "cpu_s", "file_bytes"}),
         ("throughput", {"first_start_s", "noop_80_wall_s", "noop_80_ends_s", "xargs_80_wall_s"}),
         ("dispatch", {"hpcsched_wall_s", "hpcsched_cpu_s", "ratio_to_xargs", "guards_cpu_ratio"}),
         ("sharing", {"alone_s", "hpcsched, one a slot: took_s", 'hpcsched, "share": makespan_s'}),
