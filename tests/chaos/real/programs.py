@@ -109,7 +109,8 @@ if helper:
 """Keeps the contract: saves every so many steps, and when it is asked to leave."""
 
 SHELL = r"""
-cd "$HPCSCHED_JOB_DIR"; step=0; asked=; read word < /proc/sys/kernel/random/uuid
+cd "$HPCSCHED_JOB_DIR" && read word < /proc/sys/kernel/random/uuid || exit 74
+step=0; asked=
 note() {
     read now _ < /proc/uptime
     echo "$word $HPCSCHED_ATTEMPT $$ $1 $2 $now" >> "{ledger}/$HPCSCHED_JOB_NAME"

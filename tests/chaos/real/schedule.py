@@ -162,6 +162,7 @@ def _contract(name: str, random: Random, **keys: Any) -> Job:
     match random.random():
         case x if x < 0.08:
             options |= {"fails_at": random.randint(1, 30), "times": random.choice((1, 2, 99))}
+            keys |= {"retries": 3}  # who always fails at once waits longer each time
         case x if x < 0.13:
             options |= {"deaf": True}
         case x if x < 0.28:
