@@ -2,12 +2,12 @@
 
     python benchmarks/soak.py [--json] [--quick] [--minutes 60] [--groups 4] [--group-hosts 2]
 
-An agent on two CPU slots takes jobs by its inbox: no-op jobs at --rate a second, one that keeps the contract
-and is suspended and resumed by its user all the time, and one that writes 1 GB a minute to its output, which
-its user removes. Meanwhile allocations join (`hpcsched join`, with --group-hosts node agents each, on this
-machine) and leave: there are --groups of them, and one after the other is ended, every second one by SIGKILL.
-`--groups 10 --group-hosts 10` has 100 node agents. Read every ten seconds: the agent's RSS, descriptors,
-threads and processor time, and the size of its files.
+An agent on three CPU slots takes jobs by its inbox: no-op jobs at --rate a second, one that keeps the
+contract and is suspended and resumed by its user all the time, and one that writes 1 GB a minute to its
+output, which its user removes. Meanwhile allocations join (`hpcsched join`, with --group-hosts node agents
+each, on this machine) and leave: there are --groups of them, and one after the other is ended, every second
+one by SIGKILL. `--groups 10 --group-hosts 10` has 100 node agents. Read every ten seconds: the agent's RSS,
+descriptors, threads and processor time, and the size of its files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from common import Report, Scratch, hpcsched, main, median, spread, wait_for
 from growth import rss_of, slope_of
 
 from hpcsched.agent.inbox import Command, send
-from hpcsched.core.model import JobSpec, Kind
+from hpcsched.core.model import JobSpec, JobState, Kind
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.status import read_brief, read_status
 
@@ -38,6 +38,7 @@ AHEAD = 50
 NOISE_BYTES = 2**30 // 6
 """What is written to an output in ten seconds."""
 STEERED_EVERY_S = 15.0
+LEFT_WITHIN_S = 120.0
 GOAL_BYTES = 512
 """Goal: memory for good of a job that is over."""
 MORE = 1.25
@@ -84,7 +85,9 @@ class Soak:
     noises: int = 0
     suspended: bool = False
     guests: deque[subprocess.Popen[bytes]] = field(default_factory=deque)
+    leaving: list[subprocess.Popen[bytes]] = field(default_factory=list)
     joined: int = 0
+    suspensions: int = 0
 
     def submit(self, name: str, script: str) -> None:
         spec = JobSpec(name=name, kind=Kind.COMMAND, model=name, command=("sh", "-c", script), workdir="/tmp")
@@ -122,7 +125,8 @@ class Soak:
         if len(self.guests) >= groups:
             oldest = self.guests.popleft()
             oldest.send_signal(signal.SIGKILL if self.joined % 2 else signal.SIGTERM)
-            oldest.wait(60)
+            self.leaving.append(oldest)
+        self.leaving = [one for one in self.leaving if one.poll() is None]
         self.joined += 1
         names = ",".join(f"g{self.joined}-{i}" for i in range(hosts))
         words = ("join", "--dir", self.rundir.root, "--hosts", names, "--launcher", "local")
@@ -137,6 +141,16 @@ class Soak:
                 start_new_session=True,
             )
         )
+
+    def check(self) -> None:
+        """Raises RuntimeError where jobs have not done what they were to do."""
+        jobs = read_status(self.rundir).jobs
+        bad = [job.name for job in jobs if job.state.final and job.state is not JobState.COMPLETED]
+        self.suspensions = next(job.suspensions for job in jobs if job.name == "steered")
+        if bad or not self.suspensions or not self.over():
+            raise RuntimeError(
+                f"not completed: {bad[:5]}; {self.suspensions} suspensions; {self.over()} over"
+            )
 
     def read(self) -> None:
         proc = Path(f"/proc/{self.agent.pid}")
@@ -167,13 +181,26 @@ def measure(options: argparse.Namespace) -> Report:
             soak = Soak(scratch, rundir, agent, options.rate)
             try:
                 _soak(soak, seconds, every_s, life_s, options)
+                soak.check()
+                report = _report(soak, quick=options.quick)
             finally:
                 for guest in soak.guests:
-                    with contextlib.suppress(ProcessLookupError):
-                        guest.terminate()
-                for guest in soak.guests:
-                    guest.wait(60)
-    return _report(soak, quick=options.quick)
+                    guest.terminate()
+                for guest in (*soak.guests, *soak.leaving):
+                    guest.wait(LEFT_WITHIN_S)
+        # The node agents of those that were killed leave when they have not heard of the run for long.
+        wait_for(lambda: not _left(rundir.root), "the end of all node agents", deadline_s=LEFT_WITHIN_S)
+    return report
+
+
+def _left(root: Path) -> list[str]:
+    """The processes that name a run directory."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(root) in path.read_bytes():
+                found.append(path.parent.name)
+    return found
 
 
 def _soak(soak: Soak, seconds: float, every_s: float, life_s: float, options: argparse.Namespace) -> None:
@@ -206,13 +233,15 @@ def _report(soak: Soak, *, quick: bool) -> Report:
     bytes_a_job = max(0.0, slope_of([read.over for read in settled], [read.rss for read in settled]))
     report.row(
         f"{reads[-1].over:.0f} jobs, {soak.noises} of them wrote {NOISE_BYTES / 1e6:.0f} MB, {soak.joined} "
-        "allocations joined: the agent's memory for a job that is over",
+        f"allocations joined, {soak.suspensions} suspensions: the agent's memory for a job that is over",
         f"{bytes_a_job:.0f} bytes; RSS {reads[0].rss / 2**20:.1f} to {reads[-1].rss / 2**20:.1f} MiB",
         goal=f"at most {GOAL_BYTES} bytes",
         ok=None if quick else bytes_a_job <= GOAL_BYTES,
     )
     first, last = _quarters([read.descriptors for read in reads])
-    report.row("descriptors, first and last quarter", f"{first:.0f}, {last:.0f}", **_flat(first, last, quick))
+    report.row(
+        "descriptors, second and last quarter", f"{first:.0f}, {last:.0f}", **_flat(first, last, quick)
+    )
     first, last = _quarters([read.threads for read in reads])
     report.row("threads", f"{first:.0f}, {last:.0f}", **_flat(first, last, quick))
     first, last = _quarters([b.cpu_s - a.cpu_s for a, b in pairwise(reads)])

@@ -34,9 +34,9 @@ GROUPS: dict[str, dict[Why, str]] = {
         "block or inode left, or is read-only. Make room. The attempt is *lost*, and not counted among "
         "`retries`. The job is tried again after 5 s, then after twice as long each time, at most "
         "5 minutes, and at once by the next `run --resume`.",
-        Why.FAILED_AT_ONCE: "Its program has failed twice or more in a row, the last time within 10 s of "
-        "its start. What it lacks may be there soon, as a file system that answers again: it is tried again "
-        "after 10 s, then after twice as long each time, at most 5 minutes, and at once by the next "
+        Why.FAILED_AT_ONCE: "It has failed twice or more in a row, the last time within 10 s of its start "
+        "or at its launch. What it lacks may be there soon, as a file system that answers again: it is tried "
+        "again after 10 s, then after twice as long each time, at most 5 minutes, and at once by the next "
         "`run --resume`. Others have its GPUs meanwhile.",
         Why.HOST_SILENT: "The agent was gone, and a host of the job's attempt has not come to the next one. "
         "Nothing to do: its processes are ended by then, and the job goes on elsewhere.",

@@ -86,6 +86,7 @@ class WatchedAttempt:
     folder: Path
     output: Path
     measured: bool
+    taken_over: bool = False
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
     self_saving: SelfSaving | None = None
     """What is seen of it, if its program saves by itself."""

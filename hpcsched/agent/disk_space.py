@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import socket
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-
-from hpcsched.contract import files
 
 MIN_FREE_BLOCKS = 16
 """Free blocks below which a file system counts as full (chosen; 64 KiB with blocks of 4 KiB)."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
 """What file systems and kernels without O_TMPFILE say."""
 _WORDS = tuple(os.strerror(number) for number in sorted(FULL))
 
@@ -51,24 +50,23 @@ def is_full(folder: Path) -> bool:
 def _over_quota(folder: Path) -> bool:
     """Whether a quota takes no file of some blocks: only writing one tells, as file systems report quotas in
     ways of their own."""
+    named: Path | None = None
     try:
-        descriptor, named = _new_file(folder)
         try:
-            os.write(descriptor, bytes(MIN_FREE_BLOCKS * 4096))
+            descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_TMPFILE:
+                raise
+            number, path = tempfile.mkstemp(prefix=".room.", suffix=".tmp", dir=folder)
+            descriptor, named = number, Path(path)
+        try:
+            data = bytes(MIN_FREE_BLOCKS * 4096)
+            return os.write(descriptor, data) < len(data)
         finally:
-            named.unlink(missing_ok=True)
             os.close(descriptor)  # NFS says it here
     except OSError as error:
         return error.errno in FULL
-    return False
-
-
-def _new_file(folder: Path) -> tuple[int, Path]:
-    """A new file's descriptor, and its name if it has one: without where the file system knows such files."""
-    name = folder / files.temporary("room", socket.gethostname(), os.getpid())
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600), name
-    except OSError as error:
-        if error.errno not in _NOT_SUPPORTED:
-            raise
-        return os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), name
+    finally:
+        if named:
+            with contextlib.suppress(OSError):
+                named.unlink()

@@ -70,7 +70,7 @@ def exited(
         took_s=None if asked is None else time.monotonic() - asked,
         oom=attempt.oom[0],
         over_limit=attempt.oom[1],
-        lasted_s=attempt.over_at - attempt.began if attempt.measured else None,
+        lasted_s=attempt.over_at - attempt.began if attempt.measured and not attempt.taken_over else None,
         held=held,
         unasked=unasked,
         not_taken=attempt.self_saving.not_taken if attempt.self_saving and not attempt.ready else "",

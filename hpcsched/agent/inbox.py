@@ -124,9 +124,10 @@ def wait_for_answer(rundir: RunDir, name: str, *, timeout_s: float) -> Answer | 
                 return None
             time.sleep(0.02)
         else:
-            with contextlib.suppress(OSError):  # its agent may have died before it did that
-                (rundir.inbox / "new" / name).unlink()
-            path.unlink(missing_ok=True)
+            # Its agent may have died before it did that; as long as the answer is there the next one does.
+            with contextlib.suppress(OSError):
+                (rundir.inbox / "new" / name).unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             return answer
         look = now + AGENT_CHECK_EVERY_S if now >= look else look
         now = time.monotonic()
@@ -144,15 +145,12 @@ class Inbox:
         self.refused: list[str] = []
         """Why commands were refused that had waited for this agent: their senders are gone."""
         for old in self._ack.iterdir():
-            self._take_out(old.name)  # what was answered is not carried out again, refused or not
-            with contextlib.suppress(OSError):
-                old.unlink()
+            self._forget(old.name)
 
     def read(self) -> list[tuple[str, Command | str]]:
         """Name and command of each file; a text says why a file is refused."""
         while self._answers and self._answers[0][0] < time.monotonic():
-            with contextlib.suppress(OSError):
-                (self._ack / self._answers.popleft()[1]).unlink()
+            self._forget(self._answers.popleft()[1])
         try:
             names = sorted(os.listdir(self._new))  # noqa: PTH208 - called four times a second
         except OSError:
@@ -189,11 +187,21 @@ class Inbox:
             self._answers.append((time.monotonic() + ANSWER_KEPT_S, name))
         self._take_out(name)
 
-    def _take_out(self, name: str) -> None:
+    def _take_out(self, name: str) -> bool:
         try:
             (self._new / name).unlink(missing_ok=True)
         except OSError:
             self._stuck.add(name)
+            return False
+        self._stuck.discard(name)
+        return True
+
+    def _forget(self, name: str) -> None:
+        """Remove an answer. As long as its command is there it stays: that is not to be carried out again by
+        the next agent, refused or not."""
+        if self._take_out(name):
+            with contextlib.suppress(OSError):
+                (self._ack / name).unlink()
 
     @staticmethod
     def waiting(rundir: RunDir) -> Sequence[Path]:

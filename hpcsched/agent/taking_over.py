@@ -124,6 +124,7 @@ def _watched(one: Survivor, job: Job | None, site: Site, resuming: Resuming) -> 
         ranks=one.living,
         folder=Path(one.order.folder),
         output=Path(one.order.output),
+        taken_over=True,
         measured=not site.stand_ins and (job is None or job.spec.kind is not Kind.REPLAY),
         checkpoints=site.checkpoints_of(one.job_id),
         joined=list(joined),

@@ -100,7 +100,8 @@ class Traits:
     run again after them; nor does it count `unstarted_s` seconds of the others, before their processes were
     started. `excuses` are the ids of the background jobs that a failure of it has been put down to. `losses`
     is how many of its attempts in a row were lost that it was not to blame for. `repeated` is the number of
-    steps that it has done once more. `told_steps` is the whole work in steps as its program says it.
+    steps that it has done once more. `told_steps` is the whole work in steps as its program says it. `waits`
+    is how often in a row it has waited since it fails at once.
     """
 
     most_gpus: int | None = None
@@ -116,6 +117,7 @@ class Traits:
     losses: int = 0
     repeated: int = 0
     told_steps: int | None = None
+    waits: int = 0
 
 
 USUAL = Traits()

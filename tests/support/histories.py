@@ -284,13 +284,14 @@ class AnythingGoes(_Run):
         off=attempts_off,
         steps=st.sampled_from([None, 0, 10]),
         saved=st.booleans(),
+        lasted_s=st.sampled_from([None, 0.1, 60.0]),
     )
-    def exits(self, number, code, off, steps, saved):
+    def exits(self, number, code, off, steps, saved, lasted_s):
         job = self.driver.job(self.pick_active(number))
         step = None if steps is None else job.step + steps
         saved_step = step if saved else job.saved_step
         attempt = job.attempt + off
-        self.driver.exits(job.id, code, step, saved_step, attempt=attempt)
+        self.driver.exits(job.id, code, step, saved_step, attempt=attempt, lasted_s=lasted_s)
 
     @precondition(lambda self: self.machine.run.active)
     @rule(number=some_job, transient=st.booleans(), off=attempts_off)

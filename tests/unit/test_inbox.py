@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import msgspec
@@ -42,3 +43,21 @@ def test_nor_where_its_sender_has_taken_the_answer(rundir: RunDir) -> None:
 def test_a_command_without_an_answer_waits_for_the_next_agent(rundir: RunDir) -> None:
     name = send(rundir, Command(command="cancel", targets=[7]))
     assert [found for found, _ in Inbox(rundir).read()] == [name]
+
+
+def test_an_answer_stays_as_long_as_its_command_cannot_be_removed(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = killed_after_its_answer(rundir)
+    own = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.parent.name == "new":
+            raise OSError(errno.EIO, "a bad disk")
+        own(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert wait_for_answer(rundir, name, timeout_s=0) == REFUSED
+    assert not Inbox(rundir).read()
+    monkeypatch.undo()
+    assert not Inbox(rundir).read() and not [*(rundir.inbox / "new").iterdir()]

@@ -161,7 +161,9 @@ def _apart(job: Job, at: float, noun: str) -> str:
 
 def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, noun: str, *, draining: bool) -> str:
     if isinstance(event, ev.LaunchFailed):
-        return f"could not be started: {event.error}{_WAITS_FOR_ROOM if event.no_room else ''}"
+        again = _in_a_while(job, event.at)
+        waits = _WAITS_FOR_ROOM if event.no_room else f"; tried again{again}" if again else ""
+        return f"could not be started: {event.error}{waits}"
     bad = f": its STATE.json cannot be read: {event.unreadable}" if event.unreadable else ""
     if event.code == 0 and job.state is JobState.COMPLETED:
         metrics = "".join(
@@ -176,8 +178,8 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, noun: str, *, d
     again = "" if job.state.final else anew
     if again and job.saved_step is not None:
         again = f"; goes on from step {job.saved_step}" if job.reports else "; goes on from its checkpoint"
-    if again and job.story and (told := job.story[-1].reason).why is Why.FAILED_AT_ONCE:
-        again += f" in {told.facts['again'] - event.at:.0f} s"
+    if again and not draining:
+        again += _in_a_while(job, event.at)
     if event.not_taken:
         again = f"; {event.not_taken}{again if job.reports or job.state.final else anew}"
     said = f"out of memory: {event.oom}" if event.oom else event.detail
@@ -189,6 +191,12 @@ def _ending(job: Job, event: ev.WorkersExited | ev.LaunchFailed, noun: str, *, d
     if event.no_room:
         detail, again = f"{detail}: no room in {event.no_room}", _WAITS_FOR_ROOM
     return f"ended with {said_exit(event.code)}{detail}{again}"
+
+
+def _in_a_while(job: Job, at: float) -> str:
+    """When a job is tried again that has failed at once, if that is not now."""
+    told = job.story[-1].reason if job.story and not job.held else None
+    return f" in {told.facts['again'] - at:.0f} s" if told and told.why is Why.FAILED_AT_ONCE else ""
 
 
 _WAITS_FOR_ROOM = "; waits for room, which does not count as a failure"

@@ -59,7 +59,7 @@ class Endings:
     def has_progressed(self, job: Job) -> None:
         """Note that it has a newer checkpoint than before: its failures were not all in a row."""
         job.failures = 0
-        job.has(losses=0)
+        job.has(losses=0, waits=0)
         self._waiting.has_room(job)
 
     def fell_back(self, job: Job, step: int) -> None:
@@ -201,19 +201,14 @@ class Endings:
         if job.failures > job.spec.retries or refused:
             self.finish(job, JobState.FAILED, Reason(Why.EXITED, facts))
             return
-        waits = self._run.rules >= 4 and job.failures > 1 and lasted_s is not None and lasted_s <= FAST_S
-        waited = not waits or job.failures > 2
+        waited = self._run.rules < 4 or job.traits.waits > 0
         if job.failures > 1 and waited and before is not None and now == before:
             same = {"code": code, "detail": detail, "after": lasted_s, "name": job.spec.name}
             self.finish(job, JobState.FAILED, Reason(Why.SAME_FAILURE, same))
             return
         tried = {"code": code, "failures": job.failures, "retries": job.spec.retries}
         self._out.note(job, Reason(Why.RETRY, tried))
-        if waits:
-            delay = self._waiting.after_failures(job)
-            self._out.note(job, delay.reason)
-            self._waiting.expect(job, delay.until)
-        self.back_to_waiting(job)
+        self._try_again(job, at_once=lasted_s is not None and lasted_s <= FAST_S)
 
     def lost(self, job: Job, saved_step: int | None, why: str, *, counts: bool) -> None:
         """End an attempt through no fault of the job's: it goes on from its newest checkpoint.
@@ -252,9 +247,19 @@ class Endings:
         self._attempts.end(job, Ended.FAILED)
         if again:
             job.failures += 1
-            self.back_to_waiting(job)
+            if self._run.rules >= 4:
+                job.has(failed_fast=None)
+            self._try_again(job, at_once=True)
         else:
             self.finish(job, JobState.FAILED, Reason(Why.LAUNCH_FAILED, {"error": error}))
+
+    def _try_again(self, job: Job, *, at_once: bool) -> None:
+        """Have a job start again that has failed; not soon, where it has failed more than once in a row."""
+        if self._run.rules >= 4 and at_once and job.failures > 1:
+            delay = self._waiting.after_failures(job)
+            self._out.note(job, delay.reason)
+            self._waiting.expect(job, delay.until)
+        self.back_to_waiting(job)
 
     def back_to_waiting(self, job: Job) -> None:
         """Have a job whose attempt is over wait, at its newest checkpoint."""

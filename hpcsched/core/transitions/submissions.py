@@ -94,6 +94,9 @@ class Submissions:
         if job.state.final:
             self._run.update(job, keys)
             return
+        if self._run.rules >= 4:  # it has been seen to
+            self._waiting.has_room(job)
+            job.has(failed_fast=None, waits=0)
         self._run.count_news()
         self._waiting.dequeue(job)
         if "strategy" in keys:
@@ -138,7 +141,7 @@ class Submissions:
         self._endings.back_to_checkpoint(job)
         job.failures = 0
         untimed = len(job.attempts) if job.spec.needs else 0
-        job.has(failed_fast=None, most_gpus=None, untimed=untimed, unstarted_s=0.0, losses=0)
+        job.has(failed_fast=None, most_gpus=None, untimed=untimed, unstarted_s=0.0, losses=0, waits=0)
         job.ended_s = job.reason = None
         job.metrics = NOTHING
         self._run.reopened(job)

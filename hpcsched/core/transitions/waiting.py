@@ -189,7 +189,8 @@ class Waiting:
     def after_failures(self, job: Job) -> Delay:
         """Have a job wait that has failed more than once in a row, the last time at once: what it lacks may
         be there soon, such as a file system that answers again."""
-        until = self._run.now + min(AT_ONCE_S * 2 ** min(job.failures - 2, 10), MAX_AT_ONCE_S)
+        until = self._run.now + min(AT_ONCE_S * 2 ** min(job.traits.waits, 10), MAX_AT_ONCE_S)
+        job.has(waits=job.traits.waits + 1)
         self.delays[job.id] = Delay("", job.failures, until)
         return self.delays[job.id]
 

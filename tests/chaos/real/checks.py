@@ -155,7 +155,9 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
         known = _savings(parts[:number])
         if own_saves:  # its newest checkpoint may be half written: the one before it is as good
             before = {line.step for part in parts[:number] for line in part if line.what == "saved"}
-            unread = sum(" for " in what and "slow" not in what for _, what in world.disturbed)
+            since, until = parts[number - 1][0].at, after[0].at
+            happened = [what for at, what in world.disturbed if since <= at <= until]
+            unread = sum(" for " in what and "slow" not in what for what in happened)
             known |= {*sorted({0} | before)[-2 - unread :]}
         if begin not in known:
             last = parts[number - 1][-1]
@@ -258,7 +260,8 @@ def _stands_still(world: World, verb: str, undone: str) -> Iterator[str]:
         until = min((a.began for a in later), default=asked.ended)
         begins = [line.at for line in world.ledger(name) if line.what == "begin"]
         begun = [at - asked.ended for at in begins if asked.ended + 0.5 < at < until]
-        if "as soon as it says" in asked.said:
+        works = any(asked.began - 2 < line.at <= asked.ended for line in world.ledger(name))
+        if "as soon as it says" in asked.said and not works:
             begun = begun[1:]  # a process of it was there, and loaded its libraries
         for seconds in begun:
             yield f"{name}: began {seconds:.2f} s after `{verb}` was done"

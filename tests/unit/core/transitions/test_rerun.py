@@ -232,6 +232,40 @@ def test_one_that_is_cancelled_meanwhile_waits_for_nothing():
     assert driver.states() == ["CANCELLED"] and driver.machine.waiting.delays == {}
 
 
+def launch_fails(driver):
+    driver.tell(ev.LaunchFailed, "x", error="out: Input/output error", transient=True)
+
+
+def test_a_launch_that_fails_again_waits_too():
+    driver = Driver(a_job("x", "m"), profiles=PROFILES)
+    launch_fails(driver)
+    assert driver.states() == ["STARTING"]
+    launch_fails(driver)
+    assert driver.states() == ["PENDING"] and tried_again(driver) == 10
+    launch_fails(driver)
+    assert driver.states() == ["FAILED"]
+
+
+def test_a_failure_is_the_same_only_after_a_wait():
+    driver = Driver(a_job("x", "m", retries=9), profiles=PROFILES)
+    driver.exits("x", 2, detail="why", lasted_s=50.0)
+    driver.exits("x", 2, detail="why", lasted_s=0.1)
+    assert tried_again(driver) == 10
+    launch_fails(driver)
+    assert tried_again(driver) == 20
+    driver.exits("x", 2, detail="why", lasted_s=0.1)
+    assert driver.states() == ["PENDING"], "it is not known to be the same"
+    assert tried_again(driver) == 40
+
+
+def test_another_definition_does_not_wait():
+    driver = Driver(a_job("x", "m"), profiles=PROFILES)
+    for _ in range(2):
+        driver.exits("x", 2, detail="why", lasted_s=0.1)
+    driver.define(a_job("x", "m", retries=9))
+    assert driver.states() == ["STARTING"]
+
+
 def test_a_run_of_before_tries_at_once():
     driver = Driver(a_job("x", "m", retries=4), rules=3, profiles=PROFILES)
     for _ in range(2):
