@@ -86,8 +86,9 @@ class WatchedAttempt:
     folder: Path
     output: Path
     measured: bool
-    taken_over: bool = False
     """Whether its throughput and its costs are its own: a stand-in only follows a profile."""
+    taken_over: bool = False
+    """Whether another agent has launched it: nobody here knows when."""
     self_saving: SelfSaving | None = None
     """What is seen of it, if its program saves by itself."""
     followed: Followed | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import tempfile
@@ -13,8 +12,6 @@ MIN_FREE_BLOCKS = 16
 """Free blocks below which a file system counts as full (chosen; 64 KiB with blocks of 4 KiB)."""
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-_NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
-"""What file systems and kernels without O_TMPFILE say."""
 _WORDS = tuple(os.strerror(number) for number in sorted(FULL))
 
 
@@ -50,23 +47,9 @@ def is_full(folder: Path) -> bool:
 def _over_quota(folder: Path) -> bool:
     """Whether a quota takes no file of some blocks: only writing one tells, as file systems report quotas in
     ways of their own."""
-    named: Path | None = None
+    data = bytes(MIN_FREE_BLOCKS * 4096)
     try:
-        try:
-            descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in _NO_TMPFILE:
-                raise
-            number, path = tempfile.mkstemp(prefix=".room.", suffix=".tmp", dir=folder)
-            descriptor, named = number, Path(path)
-        try:
-            data = bytes(MIN_FREE_BLOCKS * 4096)
-            return os.write(descriptor, data) < len(data)
-        finally:
-            os.close(descriptor)  # NFS says it here
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:  # NFS says it when this is closed
+            return os.write(file.fileno(), data) < len(data)
     except OSError as error:
         return error.errno in FULL
-    finally:
-        if named:
-            with contextlib.suppress(OSError):
-                named.unlink()

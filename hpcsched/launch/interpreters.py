@@ -130,8 +130,6 @@ class Interpreters:
         self._environ, self._clock = environ, clock
         self._known: dict[str, _Answer] = {}
         self._asking: dict[str, _Asking] = {}
-        self._why_not: tuple[InterpreterInfo, str] | None = None
-        """What our own interpreter has, and why it cannot run trainers."""
         self._first: tuple[str | None, float] | None = None
         """The first in PATH (None: there is none but our own), and when that was looked up."""
         self._stop = threading.Event()
@@ -177,7 +175,7 @@ class Interpreters:
             return self._good(python, has, folder=str(Path(python).parent))
         if isinstance(has, InterpreterInfo) and python is not None and has.trains:
             return self._good(python, has, named=False)
-        if why := self._why_not_own():
+        if why := self._own().why_not(sys.executable):
             first = f"{printable(python or '')} is first in PATH, but {has}" if isinstance(has, str) else ""
             if isinstance(has, InterpreterInfo) and python is not None:
                 first = has.why_not(python)
@@ -318,12 +316,6 @@ class Interpreters:
             known = own_versions()
             self._known[_OWN] = _Answer(said=known, changed=known.watched, at=self._clock())
         return known
-
-    def _why_not_own(self) -> str:
-        own = self._own()
-        if self._why_not is None or self._why_not[0] is not own:
-            self._why_not = own, own.why_not(sys.executable)
-        return self._why_not[1]
 
     def _has(self, python: str) -> InterpreterInfo | str:
         known, asking = self._answer(python), self._asking.get(python)

@@ -8,7 +8,6 @@ import signal
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 from hpcsched.contract import files, variables
@@ -24,13 +23,11 @@ from hpcsched.launch.remote.keys import store_key
 from hpcsched.ownership import make_private
 
 
-@lru_cache(maxsize=16)  # asked for several times in each launch
 def job_dir(run_dir: Path, job_id: int) -> Path:
     """A job's folder in a run directory; programs may know it from RUN_DIR and JOB_ID alone."""
     return run_dir / f"{files.JOBS}/{job_id}"
 
 
-@lru_cache(maxsize=16)
 def checkpoint_dir(run_dir: Path, run_id: str, job_id: int, checkpoints: Path | None) -> Path:
     """The folder of a job's checkpoints: in its own folder, or in the lasting `checkpoints`."""
     if checkpoints is None:

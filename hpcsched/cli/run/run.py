@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -48,9 +47,6 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError, HpcschedError
 from hpcsched.store import run_folders
-
-GC_EVERY = 20_000
-"""Objects made between two collections (chosen): most of what a run makes stays."""
 
 if TYPE_CHECKING:
     from hpcsched.agent.allocation.requeue import RequeuePlan
@@ -254,7 +250,6 @@ def conduct(
     from hpcsched.cli.run.live import Narrator
     from hpcsched.cli.run.live_table import LiveTable
 
-    gc.set_threshold(GC_EVERY)
     # The batch system's warnings are heard while the jobs run; before and after they would only end us.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

@@ -14,31 +14,42 @@ from hpcsched.core.run import Run
 from hpcsched.core.transitions.arrays import Arrays
 from hpcsched.core.transitions.outcome import Outcome
 
-NO_ROOM_S, MAX_NO_ROOM_S = 5.0, 300.0
-"""Seconds until a job that found no room on a disk is tried again, the first time and at most (chosen)."""
-
-AT_ONCE_S, MAX_AT_ONCE_S = 10.0, 300.0
-"""Seconds until a program that has failed at once, twice in a row, is tried again, and at most (chosen)."""
+NO_ROOM_S, AT_ONCE_S, MAX_DELAY_S = 5.0, 10.0, 300.0
+"""Seconds until a job is tried again that found no room on a disk, or has failed at once twice in a row: the
+first time, and at most (chosen)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
     """A job waits `until` then: there was no room for it in directory `where`, so many times in a row
-    (`tries`); or ("") its program has failed so often in a row, the last time at once; or (0 tries) processes
-    of its last attempt may live until then, on a host that has not been heard of."""
+    (`tries`); or ("") it has failed so often in a row, the last time at once; or (0 tries) processes of its
+    last attempt may live until then, on a host that has not been heard of."""
 
     where: str
     tries: int
     until: float
 
     @property
-    def reason(self) -> Reason:
-        """Why it waits."""
+    def why(self) -> Why:
+        """The kind of reason."""
         if not self.tries:
-            return Reason(Why.HOST_SILENT, {"again": self.until})
-        if not self.where:
-            return Reason(Why.FAILED_AT_ONCE, {"again": self.until, "failures": self.tries})
-        return Reason(Why.NO_SPACE, {"where": self.where, "again": self.until, "tries": self.tries})
+            return Why.HOST_SILENT
+        return Why.NO_SPACE if self.where else Why.FAILED_AT_ONCE
+
+    @property
+    def reason(self) -> Reason:
+        """Why it waits, in words."""
+        facts: dict[str, object] = {"again": self.until}
+        if self.why is Why.NO_SPACE:
+            facts |= {"where": self.where, "tries": self.tries}
+        elif self.why is Why.FAILED_AT_ONCE:
+            facts["failures"] = self.tries
+        return Reason(self.why, facts)
+
+    @property
+    def for_processes(self) -> bool:
+        """Whether processes may live until then, whatever becomes of the job."""
+        return self.why is Why.HOST_SILENT
 
 
 class Waiting:
@@ -181,30 +192,33 @@ class Waiting:
     def for_room(self, job: Job, where: str) -> Delay:
         """Have a job wait for room in directory `where`, each time in a row for longer."""
         before = self.delays.get(job.id)
-        tries = before.tries + 1 if before and before.where else 1
-        until = self._run.now + min(NO_ROOM_S * 2 ** min(tries - 1, 10), MAX_NO_ROOM_S)
-        self.delays[job.id] = Delay(where, tries, until)
+        tries = before.tries if before and before.why is Why.NO_SPACE else 0
+        self.delays[job.id] = Delay(where, tries + 1, self._longer(NO_ROOM_S, tries))
         return self.delays[job.id]
 
     def after_failures(self, job: Job) -> Delay:
         """Have a job wait that has failed more than once in a row, the last time at once: what it lacks may
         be there soon, such as a file system that answers again."""
-        until = self._run.now + min(AT_ONCE_S * 2 ** min(job.traits.waits, 10), MAX_AT_ONCE_S)
+        until = self._longer(AT_ONCE_S, job.traits.waits)
         job.has(waits=job.traits.waits + 1)
         self.delays[job.id] = Delay("", job.failures, until)
         return self.delays[job.id]
+
+    def _longer(self, first_s: float, before: int) -> float:
+        """Until when to wait after so many waits in a row: each is twice as long as the one before."""
+        return self._run.now + min(first_s * 2.0 ** min(before, 10), MAX_DELAY_S)
 
     def has_room(self, job: Job) -> None:
         """Note that there was room for a job, or that it needs none any more, nor time after failures.
         Processes that may still live do so whatever becomes of the job."""
         delay = self.delays.get(job.id)
-        if delay is not None and (delay.tries or delay.until <= self._run.now):
+        if delay is not None and (not delay.for_processes or delay.until <= self._run.now):
             del self.delays[job.id]
 
     def _try_again(self) -> None:
         """Let in those that waited for room, or had failed: who takes a run up again has seen to it."""
-        waited = [job_id for job_id, delay in self.delays.items() if delay.tries]
-        self.delays = {job_id: delay for job_id, delay in self.delays.items() if not delay.tries}
+        waited = [job_id for job_id, delay in self.delays.items() if not delay.for_processes]
+        self.delays = {job_id: delay for job_id, delay in self.delays.items() if delay.for_processes}
         jobs = self._run.jobs
         self.arrivals = [
             (at, i) for at, i in self.arrivals if i not in waited or jobs[i].submit_s > self._run.now

@@ -12,7 +12,7 @@ import pytest
 from hpcsched.agent import disk_space
 from hpcsched.core import events as ev
 from hpcsched.core.reasons import Why
-from hpcsched.core.transitions.waiting import MAX_NO_ROOM_S, NO_ROOM_S
+from hpcsched.core.transitions.waiting import MAX_DELAY_S, NO_ROOM_S
 from hpcsched.errors import LaunchError
 from hpcsched.store.spare import SpareFile
 from hpcsched.testing.builders import Driver, a_job, a_profile
@@ -59,7 +59,7 @@ def test_a_failure_without_room_does_not_count_and_the_job_waits_longer_each_tim
         later(driver, pause * 0.2)
         assert launched(driver), n
         driver.tell(ev.WorkersSpawned, "a", processes=((1, 1),))
-        pause = min(2 * pause, MAX_NO_ROOM_S)
+        pause = min(2 * pause, MAX_DELAY_S)
     driver.exits("a", 0, 100)
     assert driver.states() == ["COMPLETED"]
     assert driver.machine.waiting.delays == {}
@@ -105,7 +105,7 @@ def test_a_cancelled_job_waits_for_no_room(driver):
 def test_the_next_life_tries_at_once(driver):
     for _ in range(3):
         fails(driver)
-        later(driver, MAX_NO_ROOM_S)
+        later(driver, MAX_DELAY_S)
         driver.tell(ev.WorkersSpawned, "a", processes=((1, 1),))
     fails(driver)
     driver.start_agent(6)

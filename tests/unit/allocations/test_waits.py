@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,6 +60,7 @@ def test_what_was_not_asked_is_between_smaller_and_larger():
     assert waits.of(shape(9)).seconds is None
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=40))
 def test_all_shapes_are_asked_about_once_and_the_ends_first(pairs):
     shapes = [shape(gpus, 3600.0 * hours) for gpus, hours in pairs]

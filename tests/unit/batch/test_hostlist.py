@@ -65,6 +65,7 @@ def test_the_longest_list() -> None:
 NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,6}", fullmatch=True)
 
 
+@pytest.mark.long
 @given(st.lists(NAMES, min_size=1))
 def test_plain_names_come_back(names: list[str]) -> None:
     assert expand(",".join(names)) == tuple(names)

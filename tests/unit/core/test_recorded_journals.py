@@ -18,6 +18,7 @@ GROUPS = sorted(path.stem for path in STORED.glob("*.gz"))
 AGAIN = "what was meant to change is recorded by `python tests/support/record_journals.py again`"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("group", GROUPS)
 def test_recorded_journals_replay_to_the_same(group: str) -> None:
     journals = list(read(STORED / f"{group}.gz"))

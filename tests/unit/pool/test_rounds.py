@@ -179,6 +179,7 @@ def test_what_never_came_into_the_queue_is_given_up_after_a_while(played: Played
     assert [one.state for one in played.record.allocations] == [State.FAILED, State.WAITING]
 
 
+@pytest.mark.long
 def test_failures_are_said_once_backed_off_and_then_no_more(played: Played) -> None:
     played.cluster.wrong = BatchError("sbatch failed: denied")
     for _ in range(1000):

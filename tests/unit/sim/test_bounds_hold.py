@@ -72,6 +72,7 @@ def runs(draw):
     return *draw(spec_sets(gpus, hosts, most=8)), gpus, hosts
 
 
+@pytest.mark.long
 @given(runs(), st.sampled_from([("marble", {"promote": "always"}), ("marble", {}), ("exclusive", {})]))
 def test_no_simulated_run_beats_the_bounds(run, policy):
     specs, models, gpus, hosts = run

@@ -112,6 +112,7 @@ def test_jobs_run_at_the_speed_of_their_type() -> None:
     assert [job.ended_s for job in machine.run.jobs.values()] == [5.0 + 100.0, 5.0 + 300.0]
 
 
+@pytest.mark.long
 def test_a_replay_decides_alike(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     machine = a_simulation(3, "planner", lambda event, actions, machine: journal.append([event])).run()

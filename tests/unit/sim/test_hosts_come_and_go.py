@@ -69,6 +69,7 @@ def host_of(machine: Machine, gpu: int) -> str:
     return next(device.host for device in machine.hosts.devices[-1] if device.index == gpu)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["marble", "planner", "exclusive", "equal", "optimus"])
 @pytest.mark.parametrize("seed", range(4))
 def test_every_step_is_done_once_and_nothing_is_there_too_late(policy: str, seed: int) -> None:

@@ -278,6 +278,7 @@ def drawn(seed):
     return PsTraining(model=model, link=draw.choice([None, NetworkLink(bytes_s=log(0.5, 50) * GBPS)])), budget
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60))
 @given(st.integers(0, 2**32))
 def test_every_search_comes_to_rest_with_about_the_fastest_that_it_has_seen_on_no_more_cores(seed):

@@ -93,6 +93,7 @@ def decisions(jobs, policy, *, stories, happenings=(), **place):
     return found, ends
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: "-".join([p[0], *p[1].values()]))
 @settings(max_examples=examples(150))
 @given(jobs=job_sets(after=False), gpus=st.integers(3, 5), nodes=st.integers(2, 3))

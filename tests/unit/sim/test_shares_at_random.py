@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from budget import examples
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -144,6 +145,7 @@ def check_memory(machine: Machine, actions: Sequence[Action]) -> int:
     return came
 
 
+@pytest.mark.long
 @settings(max_examples=examples(100))
 @given(scenes())
 def test_nothing_goes_wrong_whoever_shares(scene: Scene) -> None:

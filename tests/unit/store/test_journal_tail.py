@@ -51,6 +51,7 @@ def test_everything_comes_back(path, events):
     assert [end for _, end in journal.read(path)][-1] == path.stat().st_size
 
 
+@pytest.mark.long
 def test_a_tail_torn_at_any_byte_is_cut_and_overwritten(path, events):
     data = path.read_bytes()
     start = data[:-1].rindex(b"\n") + 1

@@ -57,6 +57,7 @@ def key(p: Profile) -> tuple[object, ...]:
     return p.model, p.device, p.nodes, p.global_batch, p.software
 
 
+@pytest.mark.long
 @given(st.lists(profile(), max_size=4, unique_by=key))
 def test_what_is_written_is_read_back(profiles: list[Profile]) -> None:
     assert parse_profiles(format_profiles(profiles), where="f") == tuple(profiles)

@@ -237,6 +237,7 @@ def test_a_search_of_which_nothing_works_ends():
     assert 100 - 9 < len(outcomes) <= 100 and source.best(outcomes) is None
 
 
+@pytest.mark.long
 @given(
     budget=st.integers(9, 300),
     at_once=st.integers(1, 40),

@@ -133,6 +133,7 @@ def test_looking_changes_nothing():
     assert len(tuning.existing(outcomes)) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "crash", [1, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 18) if n != 8)]
 )

@@ -300,6 +300,7 @@ def test_other_jobs_of_the_run_do_not_matter():
     assert tuning.jobs({"resnet": done(1.0), "t0000-b9-r0": done(1.0)}) == tuning.jobs({})
 
 
+@pytest.mark.long
 def test_names_are_names_of_jobs_and_unique():
     tuning = Tuning(search(R=9, lines='method = "random"\ntrials = 12000'))
     names = [job.name for job in tuning.jobs({})]

@@ -174,6 +174,7 @@ def test_the_way_and_a_line_for_each_rule():
     assert float(rules["optimus"][2]) < float(rules["fixed"][2]) < float(rules["dtconfig"][2])
 
 
+@pytest.mark.long
 def test_the_same_as_json():
     page = json.loads(shown("nearchus-a", "--model", "Inception-V3", "--cpus", 100, "--json"))
     assert (page["schema"], page["model"], page["cpus"]) == (1, "Inception-V3", 100)

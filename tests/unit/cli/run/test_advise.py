@@ -180,6 +180,7 @@ def test_where_nobody_plans_earlier_waits_are_what_is_known(
     assert "sinfo did not answer" in said
 
 
+@pytest.mark.long
 def test_a_picture(place: Path) -> None:
     pytest.importorskip("matplotlib")
     shown("advise", *SET, "--svg", "advice.svg")

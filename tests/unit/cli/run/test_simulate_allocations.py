@@ -185,6 +185,7 @@ def test_a_run_in_other_allocations() -> None:
     assert "1 allocation, at most 4 GPUs at once" in shown("--run", "--allocation", "4@1h")
 
 
+@pytest.mark.long
 def test_the_chart_shows_when_gpus_are_not_there() -> None:
     pytest.importorskip("matplotlib")
     words = (*JOBS_IN, "--allocation", "2@0+5m", "--allocation", "2@100", "--gantt", "c.svg")

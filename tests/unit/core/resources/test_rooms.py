@@ -96,6 +96,7 @@ class TestEveryPolicy:
             driver.exits(running[0].id, 0, 100)
         assert driver.states() == ["COMPLETED"] * 3
 
+    @pytest.mark.long
     def test_random_jobs_on_random_nodes_all_complete(self, policy):
         for seed in range(12):
             rng = random.Random(seed)

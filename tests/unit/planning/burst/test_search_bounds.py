@@ -34,6 +34,7 @@ def test_sixty_branches_are_planned_at_once():
     assert solve(problem(beside(60), [1, 2, 4, 8])).iter_us > 0  # all sets of them are 2^60
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("prev", "counts", "gpus", "got"),
     [

@@ -63,6 +63,7 @@ def test_explain_says_which_stage_it_was():
     assert "gives up its 2 GPUs: stage 2 of the 3 planned" in story
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, 9, *(slow(seed) for seed in (5, 14, 23, 31, 41, 49))])
 @pytest.mark.parametrize("eps", ["1", "inf"])
 def test_all_goes_as_planned(seed, eps):
@@ -158,6 +159,7 @@ def test_without_scipy_lists_are_what_there_is(monkeypatch):
     assert makespan(done) > 1990
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [31, slow(54), slow(70)])
 def test_stages_keep_the_latest_ends(seed):
     """The free sequences of patterns end some jobs too late: only the LP with time reversed keeps them."""

@@ -262,6 +262,7 @@ def epoch_s(costs, gpus, trajectory, **options):
         return inf
 
 
+@pytest.mark.long
 @settings(max_examples=examples(50))
 @given(
     cluster=clusters(most_gpus=6),
@@ -292,6 +293,7 @@ def test_sets_for_one_batch_equal_trying_all_sets(cluster, global_batch, most, e
         )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("within", [(1e-10, 0.001), (9e-10, 0.009)])
 def test_one_set_trains_a_trajectory_of_several_batches(within):
     # The kinds can be ordered by speed whatever the batch: then the best of all sets is found.

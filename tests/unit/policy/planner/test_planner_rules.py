@@ -84,6 +84,7 @@ def test_never_later_than_marble_and_no_job_past_its_limit(seed, eps):
         assert end_s <= (1 + eps) * max(marble[job_id], exclusive[job_id]) * rounding
 
 
+@pytest.mark.long
 @settings(max_examples=examples(15))
 @given(seed=st.integers(0, 10**6), dependent=st.booleans(), nodes=st.sampled_from([1, 2]))
 def test_jobs_that_come_over_time_all_get_done(seed, dependent, nodes):
