@@ -115,6 +115,13 @@ def test_the_wait_is_no_time_of_the_attempt(head: Head, monkeypatch: pytest.Monk
     assert exited.lasted_s is not None and exited.lasted_s < FREE_WITHIN_S
 
 
+def test_how_long_an_attempt_of_another_agent_has_lasted_is_unknown(head: Head) -> None:
+    head.attempts[1].measured = head.attempts[1].taken_over = True
+    head.memory.is_free = True
+    (exited,) = head.ends(1)
+    assert isinstance(exited, ev.WorkersExited) and exited.lasted_s is None
+
+
 @pytest.mark.parametrize(
     ("asked_after_s", "completed"), [(None, True), (5.0, True), (0.5, False), (-1.0, False)]
 )

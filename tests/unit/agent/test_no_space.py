@@ -95,6 +95,16 @@ def test_what_says_that_there_is_room_begins_anew(driver):
     assert driver.machine.waiting.delays[1].tries == 1
 
 
+def test_so_does_who_has_waited_after_failures():
+    driver = Driver(a_job("a", "m", retries=9), profiles=[a_profile("m", [1])])
+    for _ in range(3):
+        driver.tell(ev.WorkersExited, "a", code=1, lasted_s=0.1)
+        later(driver, MAX_DELAY_S)
+    assert launched(driver) and driver.machine.waiting.delays[1].why is Why.FAILED_AT_ONCE
+    fails(driver)
+    assert waits(driver) and driver.machine.waiting.delays[1].tries == 1
+
+
 def test_a_cancelled_job_waits_for_no_room(driver):
     fails(driver)
     driver.cancel("a")

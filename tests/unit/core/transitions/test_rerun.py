@@ -266,6 +266,30 @@ def test_another_definition_does_not_wait():
     assert driver.states() == ["STARTING"]
 
 
+def pauses_of_two_failures(driver):
+    """How long job x waits after its second failure at once in a row."""
+    for _ in range(2):
+        driver.exits("x", 1, lasted_s=0.1)
+    return tried_again(driver)
+
+
+def test_retry_begins_with_the_shortest_wait():
+    driver = Driver(a_job("x", "m", retries=2), profiles=PROFILES)
+    assert pauses_of_two_failures(driver) == 10
+    driver.exits("x", 1, lasted_s=0.1)
+    assert driver.states() == ["FAILED"]
+    driver.retry("x")
+    assert pauses_of_two_failures(driver) == 10
+
+
+def test_so_does_who_has_saved_meanwhile():
+    driver = Driver(a_job("x", "m", retries=2), profiles=PROFILES)
+    assert pauses_of_two_failures(driver) == 10
+    driver.runs("x")
+    driver.saves("x", 40)
+    assert pauses_of_two_failures(driver) == 10
+
+
 def test_a_run_of_before_tries_at_once():
     driver = Driver(a_job("x", "m", retries=4), rules=3, profiles=PROFILES)
     for _ in range(2):
