@@ -14,19 +14,16 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order
 from hpcsched.core.model import Container, Device, PythonEnvironment
 from hpcsched.core.needs import Needs
+from hpcsched.errors import PASSING
 
-TRANSIENT = frozenset(
-    {
-        errno.EAGAIN,
-        errno.ENOMEM,
-        errno.EMFILE,
-        errno.ENFILE,
-        errno.ETXTBSY,
-        errno.EINTR,
-        errno.EIO,
-        errno.ESTALE,
-    }
-)
+TRANSIENT = PASSING | {
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ETXTBSY,
+    errno.EINTR,
+}
 """Errors of the system that may pass: who starts again a moment later may not meet them."""
 
 LOST = 255

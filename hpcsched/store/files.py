@@ -23,9 +23,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: in
         try:
             if mode != 0o600:
                 os.fchmod(descriptor, mode)  # whatever the umask says
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            write_all(descriptor, data)
             if durable:
                 os.fsync(descriptor)
         finally:
@@ -46,3 +44,10 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data`, in as many calls as it takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

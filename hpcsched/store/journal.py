@@ -20,6 +20,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -31,9 +32,9 @@ import msgspec
 from hpcsched.core import events as ev
 from hpcsched.decoding import decode as decode_as
 from hpcsched.decoding import read_file
-from hpcsched.errors import BadInput, StoreError
+from hpcsched.errors import PASSING, BadInput, StoreError
 from hpcsched.store.archive import Mark, read_part
-from hpcsched.store.files import sync_folder
+from hpcsched.store.files import sync_folder, write_all
 from hpcsched.store.rundir import NewerRun
 from hpcsched.store.spare import preallocate
 from hpcsched.watchers import let_read
@@ -47,6 +48,10 @@ MAX_JOURNAL_BYTES = 2**40
 
 PREALLOCATED_BYTES = 2**18
 """Bytes of disk space allocated ahead of the journal's end (chosen): about a thousand records."""
+
+PATIENCE_S, AGAIN_S = 8.0, 0.1
+"""How long, and how often, it is tried again to write where a file system reports an error that may pass
+(chosen): with `SNAPSHOT_PERIOD_S` no longer than others wait for a sign of life."""
 
 _NEVER_WRITTEN = bytes(8)
 """The content of blocks that were not written before a power cut: zeros."""
@@ -325,8 +330,13 @@ class Journal:
             let_read(self._descriptor, path.parent)
             os.ftruncate(self._descriptor, length)
             os.lseek(self._descriptor, length, os.SEEK_SET)
+            self._file = os.fstat(self._descriptor)
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
+        self._unsynced = b""
+        """The records, as they were written, that may not be on disk yet."""
+        self._whole = True
+        """Whether the file ends after the last record, as far as is known."""
         self._kept = 0
         self._renamed = False
         self._keep_room()
@@ -334,13 +344,26 @@ class Journal:
     def append(self, events: Sequence[ev.Event], *, sync: bool = True) -> None:
         """Append events in one write; with `sync`, they are on disk when this returns.
 
-        Raises StoreError, with nothing added: a half-written record is cut off again.
+        Raises StoreError, with nothing added: a half-written record is cut off again. An error that may pass
+        is waited for.
         """
         data = b"".join(encode(self.seq + n, event) for n, event in enumerate(events, 1))
+        until = time.monotonic() + PATIENCE_S
+        while error := self._add(data, sync):
+            if error.errno not in PASSING or time.monotonic() > until:
+                raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
+            time.sleep(AGAIN_S)
+        self.seq += len(events)
+        self.length += len(data)
+        self._unsynced = b"" if sync else self._unsynced + data
+        self._keep_room()
+
+    def _add(self, data: bytes, sync: bool) -> OSError | None:
+        """Write after the last record; the error, if there was one, with nothing added."""
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
+            if not self._whole:
+                self._restore()
+            write_all(self._descriptor, data)
             if sync:
                 os.fdatasync(self._descriptor)
             if sync and self._renamed:  # until then the old file may be what is left after a power cut
@@ -349,24 +372,35 @@ class Journal:
             if not os.fstat(self._descriptor).st_nlink:
                 raise OSError(errno.ENOENT, "it was removed while the run goes on")
         except OSError as error:
-            self._cut()
-            raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
-        self.seq += len(events)
-        self.length += len(data)
-        self._keep_room()
+            self._whole = False
+            # Where even that fails, the torn tail is cut off when the journal is next opened.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self.length)
+            return error
+        return None
+
+    def _restore(self) -> None:
+        """Have the file end after the last record, by a new handle: after an error the old one may be stale
+        for good, and anything that was not synchronised may be lost. Raises OSError."""
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if not os.path.samestat(os.fstat(descriptor), self._file):
+                raise OSError(errno.ENOENT, "another one is in its place")
+            os.dup2(descriptor, self._descriptor, inheritable=False)
+        finally:
+            os.close(descriptor)
+        os.ftruncate(self._descriptor, self.length)
+        os.lseek(self._descriptor, self.length - len(self._unsynced), os.SEEK_SET)
+        write_all(self._descriptor, self._unsynced)
+        os.fdatasync(self._descriptor)
+        self._whole, self._unsynced = True, b""
 
     def _keep_room(self) -> None:
         """Keep at least PREALLOCATED_BYTES / 2 allocated ahead, if the file system can; the length stays."""
-        if self._kept - self.length < PREALLOCATED_BYTES // 2 and preallocate(
-            self._descriptor, self.length, PREALLOCATED_BYTES
-        ):
-            self._kept = self.length + PREALLOCATED_BYTES
-
-    def _cut(self) -> None:
-        # Where even that fails, the torn tail is cut off when the journal is next opened.
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._descriptor, self.length)
-            os.lseek(self._descriptor, self.length, os.SEEK_SET)
+        if self._kept - self.length < PREALLOCATED_BYTES // 2:
+            with contextlib.suppress(OSError):
+                if preallocate(self._descriptor, self.length, PREALLOCATED_BYTES):
+                    self._kept = self.length + PREALLOCATED_BYTES
 
     def begin_anew(self, archived: Sequence[Mark], offset: int) -> None:
         """Go on in a new file, with what follows this place in the old one: the rest of it is in the archive.
@@ -381,23 +415,23 @@ class Journal:
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
             os.fchmod(descriptor, mode)  # whatever the umask says
             data = first_line(archived) + os.pread(self._descriptor, self.length - offset, offset)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
+            write_all(descriptor, data)
             os.fsync(descriptor)
-            if not os.path.samestat(os.fstat(self._descriptor), self.path.stat()):
+            file = os.fstat(descriptor)
+            if not os.path.samestat(self._file, self.path.stat()):
                 raise OSError(errno.ENOENT, "another one is in its place")
             temporary.replace(self.path)
         except OSError as error:
+            self._whole = False
             with contextlib.suppress(OSError):
                 temporary.unlink()
             if descriptor >= 0:
                 os.close(descriptor)
             raise StoreError(f"cannot begin {self.path} anew: {error.strerror}") from error
-        old, self._descriptor = self._descriptor, descriptor
+        old, self._descriptor, self._file = self._descriptor, descriptor, file
         with contextlib.suppress(OSError):
             os.close(old)
-        self.length, self._kept = len(data), 0
+        self.length, self._kept, self._unsynced = len(data), 0, b""
         self._renamed = True
         self._keep_room()
 

@@ -308,6 +308,7 @@ PLAYED: dict[str, Callable[[Faults, Fault], None]] = {
     "clock": Faults.clock,
     "disk": Faults.disk,
     "slow disk": Faults.disk,
+    "hiccup": Faults.disk,
     "stale": Faults.disk,
     "batch": Faults.batch,
     "cut": Faults.network,

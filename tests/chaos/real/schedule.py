@@ -269,7 +269,7 @@ _OF = {
     "memory": (*3 * ("suspend and resume",), "suspend, then kill", "kill keeper", "kill worker"),
     "workers": (*_WORKERS[:-1], "suspend and resume", "cancel", "no snapshot"),
     "torch": (*_AGENT, *_WORKERS, "kill zygote", "kill keeper", "suspend and resume", "suspend and resume"),
-    "disks": ("disk", "disk", "disk", "slow disk", "stale", "kill agent", "kill worker"),
+    "disks": ("disk", "disk", "disk", "hiccup", "slow disk", "stale", "kill agent", "kill worker"),
     "walltime": (
         "batch",
         "batch",
@@ -279,8 +279,29 @@ _OF = {
         "slow disk",
         "suspend and resume",
     ),
-    "hosts": ("kill agent", "kill node agent", "stop node agent", "kill worker", "SIGTERM", "stop agent"),
-    "join": ("kill agent", "kill agent", "kill agent", "kill node agent", "kill worker", "stop agent"),
+    "hosts": (
+        "kill agent",
+        "kill node agent",
+        "stop node agent",
+        "kill worker",
+        "SIGTERM",
+        "stop agent",
+        "hiccup",
+        "stale",
+        "disk",
+    ),
+    "join": (
+        "kill agent",
+        "kill agent",
+        "kill agent",
+        "kill node agent",
+        "kill worker",
+        "stop agent",
+        "hiccup",
+        "hiccup",
+        "stale",
+        "disk",
+    ),
     "net": ("cut", "cut", "thin", "kill agent", "kill worker", "kill node agent"),
     "pids": ("kill agent", "kill agent", "kill worker", "kill agent and worker", "many pids", "many pids"),
     "tune": (
@@ -330,6 +351,10 @@ def _fault(
         case "slow disk":
             rule = Rule(SYNC, delay_s=random.choice((0.1, 0.5)), chance=random.choice((0.3, 1.0)))
             return Fault(at, kind, (rule, random.choice((1.0, 3.0))))
+        case "hiccup":
+            who = random.choice((AGENT, AGENT | WORKER))
+            rule = Rule(READ | WRITING, who, random.choice((errno.EIO, errno.ESTALE)))
+            return Fault(at, kind, (rule, random.choice((0.3, 1.0, 3.0))))
         case "stale":
             rule = Rule(READ | WRITING, random.choice((AGENT, WORKER)), errno.ESTALE, chance=0.2)
             return Fault(at, kind, (replace(rule, times=random.choice((1, 5))), 2.0))

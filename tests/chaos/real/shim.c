@@ -1,6 +1,7 @@
 /* Preloaded into all processes of a run: calls on files below a folder fail or take long, and the clock jumps,
  * as a control block says that is mapped from the file named by CHAOS_SHIM (written by shim.py). */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -115,15 +116,16 @@ static int strikes(uint32_t call) {
     return 0;
 }
 
-#define LOOK(call, where)                                                                                    \
+#define LOOK_OR(nothing, call, where)                                                                        \
     if (control && control->on && !inside) {                                                                 \
         int before = errno, error = 0;                                                                       \
         inside = 1;                                                                                          \
         if (where) error = strikes(call);                                                                    \
         inside = 0;                                                                                          \
         errno = before;                                                                                      \
-        if (error) { errno = error; return -1; }                                                             \
+        if (error) { errno = error; return nothing; }                                                        \
     }
+#define LOOK(call, where) LOOK_OR(-1, call, where)
 #define NEXT(name) static __typeof__(&name) next; if (!next) next = dlsym(RTLD_NEXT, #name)
 #define KIND(flags) ((flags) & (O_WRONLY | O_RDWR | O_CREAT) ? OPEN : READ)
 
@@ -188,6 +190,36 @@ int link(const char *old, const char *new) {
 int mkdir(const char *path, mode_t mode) {
     NEXT(mkdir); LOOK(MAKE, path_below(AT_FDCWD, path)) return next(path, mode);
 }
+
+int unlink(const char *path) {
+    NEXT(unlink); LOOK(MAKE, path_below(AT_FDCWD, path)) return next(path);
+}
+int unlinkat(int folder, const char *path, int flags) {
+    NEXT(unlinkat); LOOK(MAKE, path_below(folder, path)) return next(folder, path, flags);
+}
+DIR *opendir(const char *path) {
+    NEXT(opendir); LOOK_OR(NULL, READ, path_below(AT_FDCWD, path)) return next(path);
+}
+#define STATS(name, type)                                                                                    \
+    int name(const char *path, struct type *about) {                                                         \
+        NEXT(name); LOOK(READ, path_below(AT_FDCWD, path)) return next(path, about);                         \
+    }                                                                                                        \
+    int l##name(const char *path, struct type *about) {                                                      \
+        NEXT(l##name); LOOK(READ, path_below(AT_FDCWD, path)) return next(path, about);                      \
+    }                                                                                                        \
+    int f##name(int fd, struct type *about) {                                                                \
+        NEXT(f##name); LOOK(READ, fd_below(fd)) return next(fd, about);                                      \
+    }
+STATS(stat, stat)
+STATS(stat64, stat64)
+#define STATS_AT(name, type)                                                                                 \
+    int name(int folder, const char *path, struct type *about, int flags) {                                  \
+        NEXT(name);                                                                                          \
+        LOOK(READ, *path ? path_below(folder, path) : fd_below(folder))                                      \
+        return next(folder, path, about, flags);                                                             \
+    }
+STATS_AT(fstatat, stat)
+STATS_AT(fstatat64, stat64)
 
 /* A disk that is full says so. */
 static int has_no_room(void) {

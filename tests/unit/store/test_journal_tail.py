@@ -9,11 +9,12 @@ import re
 import pytest
 
 from hpcsched.core import events as ev
-from hpcsched.errors import BadInput, StoreError
+from hpcsched.errors import PASSING, BadInput, StoreError
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 from hpcsched.store.journal import Journal
 from hpcsched.store.replay import replay
+from hpcsched.store.rundir import SNAPSHOT_PERIOD_S, STALE_AFTER_S
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 
@@ -175,21 +176,86 @@ def test_a_write_that_fails_half_way_leaves_nothing(path, events, monkeypatch, w
     assert told(path) == [*events, *more]
 
 
-def test_a_sync_that_fails_leaves_nothing(path, events, monkeypatch):
+class Server:
+    """A file system whose calls fail until so many have been made; what was not synchronised is lost then."""
+
+    def __init__(self, path, monkeypatch, *, number=errno.EIO, failing=()):
+        self.path, self.number, self.failing = path, number, dict(failing)
+        self.waited, self.synced = 0.0, path.stat().st_size
+        for name in ("write", "fdatasync", "open"):
+            monkeypatch.setattr(os, name, self.call(name, getattr(os, name)))
+        monkeypatch.setattr(journal.time, "monotonic", lambda: self.waited)
+        monkeypatch.setattr(journal.time, "sleep", self.sleep)
+
+    def sleep(self, seconds):
+        self.waited += seconds
+
+    def call(self, name, own):
+        def called(*args, **keys):
+            if self.failing.get(name, 0) > 0:
+                self.failing[name] -= 1
+                os.truncate(self.path, self.synced)
+                raise OSError(self.number, os.strerror(self.number))
+            done = own(*args, **keys)
+            if name == "fdatasync":
+                self.synced = os.fstat(args[0]).st_size
+            return done
+
+        return called
+
+
+@pytest.mark.parametrize("call", ["write", "fdatasync"])
+@pytest.mark.parametrize("number", sorted(PASSING))
+def test_an_error_that_may_pass_is_waited_for_and_nothing_is_lost(path, events, monkeypatch, call, number):
     before = path.read_bytes()
     writer = Journal(path, length=len(before), records=len(events))
+    server = Server(path, monkeypatch, number=number)
+    more = [ev.DrainRequested(at=float(at)) for at in range(10, 14)]
+    writer.append(more[:1], sync=False)
+    writer.append(more[1:2], sync=False)
+    server.failing = {call: 3, "open": 2}
+    writer.append(more[2:3])
+    assert server.waited == pytest.approx(5 * journal.AGAIN_S)
+    assert server.synced == path.stat().st_size
+    writer.append(more[3:])
+    writer.close()
+    assert told(path) == [*events, *more]
 
-    def broken(descriptor):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(os, "fdatasync", broken)
+def test_it_is_not_waited_for_any_longer_than_others_wait_for_a_sign_of_life(path, events, monkeypatch):
+    before = path.read_bytes()
+    writer = Journal(path, length=len(before), records=len(events))
+    server = Server(path, monkeypatch, failing={"fdatasync": 10**6})
     with pytest.raises(StoreError, match="Input/output error"):
         writer.append([ev.DrainRequested(at=9.0)])
+    assert journal.PATIENCE_S <= server.waited < STALE_AFTER_S - SNAPSHOT_PERIOD_S
     assert path.read_bytes() == before
+    server.failing = {}
     writer.append([ev.DrainRequested(at=10.0)], sync=False)
     writer.close()
     writer.close()
     assert [event.at for event in told(path)][-1] == 10.0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EBADF])
+def test_others_are_not(path, events, monkeypatch, number):
+    before = path.read_bytes()
+    writer = Journal(path, length=len(before), records=len(events))
+    server = Server(path, monkeypatch, number=number, failing={"write": 1})
+    with pytest.raises(StoreError, match="cannot write"):
+        writer.append([ev.DrainRequested(at=9.0)])
+    assert (server.waited, path.read_bytes()) == (0.0, before)
+
+
+def test_another_file_in_its_place_is_not_written_to(path, events, monkeypatch):
+    before = path.read_bytes()
+    writer = Journal(path, length=len(before), records=len(events))
+    Server(path, monkeypatch, number=errno.ESTALE, failing={"write": 1})
+    path.rename(path.with_suffix(".old"))
+    path.write_bytes(before)
+    with pytest.raises(StoreError, match="another one is in its place"):
+        writer.append([ev.DrainRequested(at=9.0)])
+    assert path.read_bytes() == before
 
 
 def test_every_kind_of_event_can_be_written():
