@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 
 from hpcsched.printing import printable, shortened
 
 MOST_SHOWN = 300
 """Characters of a bad input that are shown (chosen)."""
-
-PASSING = frozenset(
-    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENOTCONN, errno.EREMOTEIO}
-)
-"""What network file systems say while a server starts again, or has shut this client out: it may pass."""
 
 
 class HpcschedError(Exception):

@@ -24,6 +24,7 @@ from hpcsched.core.exits import said_exit
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, LaunchError
 from hpcsched.launch.base import Workers, attempt_code
+from hpcsched.patience import PASSING, PATIENCE_S
 
 FAILED_GROUP_GRACE_S = 5.0
 """Time from the failure of one rank to SIGKILL for the others (chosen)."""
@@ -35,11 +36,13 @@ READY_FAST_POLL_FOR_S = 10.0
 def read_record(folder: Path, data: bytes | None = None) -> State | None:
     """A job's STATE.json (or `data`, where that is newer); None if there is none.
 
-    Raises BadInput if it cannot be decoded.
+    Raises BadInput if it cannot be decoded, OSError where it can perhaps be read soon.
     """
     try:
         data = read_file(folder / files.STATE, most_bytes=SMALL_BYTES) if data is None else data
-    except OSError:
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
         return None
     return State.decode(data)
 
@@ -114,6 +117,8 @@ class WatchedAttempt:
     """When that was."""
     unreadable: str = ""
     """Why the newest STATE.json cannot be read; "" if it can, or there is none."""
+    last_record: State | None = None
+    """What STATE.json said at the last look, once it is over."""
     _record_seen: int | bytes = 0
     _codes: dict[int, int] = field(default_factory=dict)
     """Exit codes of the groups that have ended, by id()."""
@@ -171,6 +176,11 @@ class WatchedAttempt:
 
     def looked(self) -> bool:
         """Whether there was a last look at what it leaves, now that it is over."""
+        try:
+            self.last_record = self.record()
+        except OSError:
+            if time.monotonic() < self.over_at + PATIENCE_S:
+                return False
         if self.self_saving:
             return self.self_saving.looked(self.over if isinstance(self.over, int) else 1)
         return self.followed is None or self.followed.looked()
@@ -323,8 +333,19 @@ class WatchedAttempt:
         data = self._read(files.ready(self.attempt), self.workers.ready)
         return None if data is None else read_ready(data)
 
+    def new_record(self) -> State | None:
+        """The record, if there is another one than at the last call."""
+        if not self._record_changed():
+            return None
+        try:
+            return self.record()
+        except OSError:
+            self._record_seen = 0  # once more then
+            return None
+
     def record(self) -> State | None:
         """The newest STATE.json: from the host of rank 0, or the file as seen here; either may be older.
+        Raises OSError where it can perhaps be read soon.
 
         `unreadable` says afterwards why it could not be read, where one was written.
         """
@@ -340,7 +361,7 @@ class WatchedAttempt:
         self.unreadable = "" if found else bad
         return max(found, key=lambda record: (record.attempt or 0, record.step), default=None)
 
-    def record_changed(self) -> bool:
+    def _record_changed(self) -> bool:
         """Whether STATE.json has changed since the last call."""
         seen: int | bytes | None = self.workers.record
         if seen is None:

@@ -15,6 +15,8 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+from hpcsched.patience import but_for_lasting
+
 MOST_MATCHES = 1000
 """Of all patterns of a job (chosen); a program that keeps more is not followed further."""
 
@@ -81,7 +83,7 @@ def find_checkpoints(workdir: Path, patterns: Sequence[str], last: str = "") -> 
 
     What has their name with a word such as `tmp` in it is one of them that is not finished: its last file is
     missing. `last`: the file that is written last into one that is a folder. A symbolic link is followed only
-    if it is ours or the system's, and none within a checkpoint. Never raises.
+    if it is ours or the system's, and none within a checkpoint. Raises OSError for an error that may pass.
     """
     budget = _Budget(MOST_ENTRIES)
     matches = dict[Path, str]()
@@ -90,7 +92,7 @@ def find_checkpoints(workdir: Path, patterns: Sequence[str], last: str = "") -> 
             matches.setdefault(path, PurePosixPath(pattern).name)
     found = {True: list[_Found](), False: list[_Found]()}
     for path, pattern in [*matches.items()][:MOST_MATCHES]:
-        with contextlib.suppress(OSError):
+        with but_for_lasting():
             seen = path.stat()
             if stat.S_ISDIR(seen.st_mode) or stat.S_ISREG(seen.st_mode):
                 found[_unfinished(path.name, pattern)].append((seen.st_mtime_ns, path, seen, pattern))
@@ -144,7 +146,7 @@ class _Budget:
         self._left = entries
 
     def entries(self, folder: Path) -> Iterator[os.DirEntry[str]]:
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        with but_for_lasting(), os.scandir(folder) as entries:
             for entry in entries:
                 self._left -= 1
                 if self._left < 0:
@@ -173,11 +175,10 @@ def _matches(workdir: Path, pattern: str, budget: _Budget) -> Iterator[Path]:
 
 def _ours(path: Path) -> bool:
     """Whether there is something, and no link of another user's that may lead anywhere."""
-    try:
+    with but_for_lasting(), contextlib.suppress(ValueError):
         seen = path.lstat()
-    except (OSError, ValueError):
-        return False
-    return not stat.S_ISLNK(seen.st_mode) or seen.st_uid in _TRUSTED
+        return not stat.S_ISLNK(seen.st_mode) or seen.st_uid in _TRUSTED
+    return False
 
 
 def _unfinished(name: str, pattern: str) -> bool:
@@ -224,9 +225,10 @@ def _files(
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Files in a folder and those below it, by their path from it."""
     for entry in budget.entries(folder):
-        try:
+        status = None
+        with but_for_lasting():
             status = entry.stat(follow_symlinks=False)
-        except OSError:
+        if status is None:
             continue
         name = f"{below}{entry.name}"
         if stat.S_ISDIR(status.st_mode) and depth > 0:

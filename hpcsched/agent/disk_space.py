@@ -33,8 +33,8 @@ def first_full_directory(folders: Iterable[Path]) -> str:
 
 def is_full(folder: Path) -> bool:
     """Whether nothing can be written to a directory: no block, no inode, a read-only file system, a quota."""
-    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     try:
+        there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
         about = os.statvfs(there)
     except OSError:
         return False

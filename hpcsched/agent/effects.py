@@ -377,7 +377,7 @@ class Effects:
             if attempt.kill_at is not None and time.monotonic() >= attempt.kill_at:
                 attempt.kill_at = None
                 attempt.send(signal.SIGKILL)
-            record = attempt.record() if look_at_records and attempt.record_changed() else None
+            record = attempt.new_record() if look_at_records else None
             if record and record.attempt == attempt.attempt:
                 yield ev.CheckpointSaved(at=now, **about, step=record.step)
 

@@ -37,7 +37,7 @@ def exited(
     """
     last = attempt.meter.last if attempt.meter else None
     unasked = (attempt.asked_to_leave or time.monotonic()) - attempt.over_at >= SURELY_BEFORE_S
-    record = attempt.record()
+    record = attempt.last_record
     old = record is None or _outdated(record, attempt.attempt, known_step)
     saved, held = None if record is None or old else record.step, False
     if attempt.self_saving and not attempt.ready:

@@ -19,6 +19,7 @@ import msgspec
 from hpcsched.core.model import JobSpec
 from hpcsched.decoding import decode, decode_file, read_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
+from hpcsched.patience import PASSING
 from hpcsched.printing import printable
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, agent_works
@@ -155,7 +156,8 @@ class Inbox:
             names = sorted(os.listdir(self._new))  # noqa: PTH208 - called four times a second
         except OSError:
             return []
-        found = [(name, self._read(self._new / name)) for name in names if name not in self._stuck]
+        read = [(name, self._read(self._new / name)) for name in names if name not in self._stuck]
+        found = [(name, command) for name, command in read if command is not None]
         self._heard = time.monotonic() if found else self._heard
         _give_names_up([command for _, command in found if isinstance(command, Command)])
         return found
@@ -165,13 +167,15 @@ class Inbox:
         return QUIET_PERIOD_S if now - self._heard > QUIET_AFTER_S else PERIOD_S
 
     @staticmethod
-    def _read(path: Path) -> Command | str:
+    def _read(path: Path) -> Command | str | None:
+        """What a file says, or why that is refused; None: it can perhaps be read soon."""
         if printable(path.name) != path.name:
             return "refused: a file's name with characters that cannot be printed"  # it goes into the journal
         try:
             command = decode(read_file(path, follow=False, owner=os.geteuid()), Command)
         except (OSError, BadInput) as error:
-            return f"refused: {error}"
+            passes = isinstance(error, OSError) and error.errno in PASSING
+            return None if passes else f"refused: {error}"
         known = command.command in COMMANDS
         return command if known else f"refused: unknown command {command.command[:80]!r}"
 

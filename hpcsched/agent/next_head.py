@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from hpcsched.contract.variables import NOTIFY_WEBHOOK
+from hpcsched.errors import StoreError
 from hpcsched.store.heads import claim_number, give_up_number, kept_options
 from hpcsched.store.rundir import RunDir, RunDirError, agent_works, last_status
 
@@ -73,8 +74,8 @@ class NextHead:
             return
         try:
             self.number = claim_number(self._rundir)
-        except RunDirError:
-            return  # another allocation is faster
+        except (RunDirError, StoreError):
+            return  # another allocation is faster; or nothing can be written there now
         self._tell(f"no agent leads the run in {self._rundir.root} any more: starts one here")
         env = dict(os.environ)
         if webhook := next((one for one in options if one.startswith(_WEBHOOK)), None):  # others see an argv

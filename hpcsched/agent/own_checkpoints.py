@@ -20,6 +20,7 @@ from hpcsched.agent.checkpoint_files import Checkpoint, Last, Mark, ends_as_an_a
 from hpcsched.core.model import Restart
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import patiently
 from hpcsched.store.files import write_atomically
 
 FILE = "checkpoints.json"
@@ -90,7 +91,7 @@ class OwnCheckpoints:
         self.given_up = False
         """Whether nothing is put on record any more: the attempt is not started."""
         try:
-            self._record = decode_file(self._file, _Record)
+            self._record = patiently(lambda: decode_file(self._file, _Record))
         except FileNotFoundError:
             self.known = False
         except (OSError, BadInput):
@@ -170,7 +171,7 @@ class OwnCheckpoints:
         if ended is not None and ended - one.saved_at >= SURELY_SETTLED * self._settled_s(one):
             return True
         try:
-            return not one.folder and ends_as_an_archive(one.path)
+            return not one.folder and patiently(lambda: ends_as_an_archive(one.path))
         except OSError:
             return False
 
@@ -189,9 +190,12 @@ class OwnCheckpoints:
         return SETTLED_S if one.folder else SETTLED_FILE_S
 
     def _find(self) -> list[Checkpoint]:
+        restart = self._restart
         return [
             one
-            for one in find_checkpoints(self._workdir, self._restart.checkpoints, self._restart.complete)
+            for one in patiently(
+                lambda: find_checkpoints(self._workdir, restart.checkpoints, restart.complete)
+            )
             if one.mark[0] > self._record.before_ns and self._record.doubted.get(str(one.path)) != one.mark
         ]
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.caught import catchers, send
 from hpcsched.launch.orphans import Process, end_processes, find_orphans, wait_for_end
+from hpcsched.patience import patiently
 from hpcsched.store import compaction, journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -218,7 +220,7 @@ def saved_steps(
                 with contextlib.suppress(OSError):  # the job's own folder of that name
                     held.unlink(missing_ok=True)
         try:
-            record = read_record(rundir.job(job.id))
+            record = patiently(partial(read_record, rundir.job(job.id)))
         except BadInput:
             continue  # it says nothing: what is on record stands
         if job.state.active:

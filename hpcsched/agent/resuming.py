@@ -24,6 +24,7 @@ from hpcsched.core.processes import launcher_of
 from hpcsched.dialects import Reader, progress_of
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan, Workers
+from hpcsched.patience import PASSING
 
 _PLACEHOLDER = re.compile(r"\{(checkpoint|checkpoint_dir|accumulation|job_id)\}")
 
@@ -61,7 +62,8 @@ class Search:
         if isinstance(self._error, LaunchError):
             raise self._error
         if self._error is not None:
-            raise LaunchError(f"its checkpoints cannot be found: {self._error}", transient=False)
+            passes = isinstance(self._error, OSError) and self._error.errno in PASSING
+            raise LaunchError(f"its checkpoints cannot be found: {self._error}", transient=passes)
         if self._thread.is_alive() and time.monotonic() > self._until:
             error = f"its checkpoints in {where} cannot be found: no answer within {SEARCH_WITHIN_S:g} s"
             raise LaunchError(error, transient=True)

@@ -109,14 +109,14 @@ class SaveRoom:
     def _measured(self, places: Sequence[Place]) -> Mapping[int, _Disk]:
         disks: dict[int, _Disk] = {}
         for place in places:
-            there = next((path for path in (place.folder, *place.folder.parents) if path.exists()), None)
-            if there is None:
-                continue
             try:
+                there = next((path for path in (place.folder, *place.folder.parents) if path.exists()), None)
+                if there is None:
+                    continue
                 device, about = there.stat().st_dev, self._statvfs(there)
+                needed = place.bytes if place.bytes is not None else _next_save(place)
             except OSError:
                 continue
-            needed = place.bytes if place.bytes is not None else _next_save(place)
             if needed:
                 disk = disks.setdefault(device, _Disk(there, about.f_bavail * about.f_frsize))
                 disk.needed[place.job_id] = needed

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcsched.decoding import decode_file, opened
 from hpcsched.errors import BadInput
+from hpcsched.patience import patiently
 
 STATE = "trainer_state.json"
 """What Transformers writes last into a checkpoint."""
@@ -28,8 +29,8 @@ def step_of(path: Path) -> int | None:
     """
     if named := _NAME.fullmatch(path.name):
         return int(named[1] or named[2])
-    with contextlib.suppress(OSError, ValueError, BadInput), opened(path) as (file, _):
-        return _global_step(file.read(_HEAD))
+    with contextlib.suppress(OSError, ValueError, BadInput):
+        return _global_step(patiently(lambda: _head(path)))
     return None
 
 
@@ -39,11 +40,16 @@ def all_done(path: Path) -> bool:
     Its Trainer (5.24) would do one step more if it were started from there.
     """
     try:
-        state = decode_file(path / STATE, dict, most_bytes=_MOST_STATE)
+        state = patiently(lambda: decode_file(path / STATE, dict, most_bytes=_MOST_STATE))
     except (OSError, ValueError, BadInput):
         return False
     step, most = state.get("global_step"), state.get("max_steps")
     return isinstance(step, int) and isinstance(most, int) and 0 < most <= step
+
+
+def _head(path: Path) -> bytes:
+    with opened(path) as (file, _):
+        return file.read(_HEAD)
 
 
 def _global_step(head: bytes) -> int | None:

@@ -14,7 +14,7 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order
 from hpcsched.core.model import Container, Device, PythonEnvironment
 from hpcsched.core.needs import Needs
-from hpcsched.errors import PASSING
+from hpcsched.patience import PASSING
 
 TRANSIENT = PASSING | {
     errno.EAGAIN,

@@ -24,6 +24,7 @@ from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import group_exists, living, signal_followers, start_ticks
 from hpcsched.launch.saved_outside import SaveCommand
 from hpcsched.launch.spawn import lift_idle_priority
+from hpcsched.patience import patiently
 
 LEAVE_SIGNALS = (signal.SIGTSTP, signal.SIGTERM)
 """The signals that ask a program to save and leave."""
@@ -270,7 +271,12 @@ class LocalWorkers:
 
     def _has_left(self) -> bool:
         """Whether rank 0 has made its left file (the attempt is saved): a launcher's exit code is its own."""
-        return self._folder is not None and (self._folder / files.left(self._attempts[0])).exists()
+        if self._folder is None:
+            return False
+        try:
+            return patiently((self._folder / files.left(self._attempts[0])).exists)
+        except OSError:
+            return False
 
     def tell(self, order: Order) -> None:
         """Give rank 0 an order; it is lost if rank 0 is gone, or does not read."""

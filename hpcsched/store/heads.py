@@ -36,10 +36,14 @@ class _Claim(msgspec.Struct):
 def claim_number(rundir: RunDir) -> int:
     """Have the number of the run's next agent, which nobody else has then; the caller holds the run's lock.
 
-    Raises RunDirError where another agent begins right now, StoreError where the directory cannot be written.
+    Raises RunDirError where another agent begins right now, StoreError where the directory cannot be read or
+    written.
     """
     record = rundir.read_record()
-    last, claims = record.epoch if record else 0, _claims(rundir)
+    try:
+        last, claims = record.epoch if record else 0, _claims(rundir)
+    except OSError as error:
+        raise StoreError(f"cannot read {rundir.root}: {error.strerror}") from error
     newest = max(claims, default=0)
     if claims and newest > last and _begins(claims[newest]):
         raise RunDirError(occupied(rundir))
@@ -92,7 +96,8 @@ def kept_options(rundir: RunDir) -> tuple[str, ...] | None:
 
 
 def _claims(rundir: RunDir) -> dict[int, Path]:
-    found = {path.name.removeprefix(_PREFIX): path for path in rundir.root.glob(f"{_PREFIX}*")}
+    paths = [path for path in rundir.root.iterdir() if path.name.startswith(_PREFIX)]
+    found = {path.name.removeprefix(_PREFIX): path for path in paths}
     return {int(number): path for number, path in found.items() if number.isdecimal() and number.isascii()}
 
 

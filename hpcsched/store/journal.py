@@ -20,7 +20,6 @@ import os
 import re
 import shutil
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +31,8 @@ import msgspec
 from hpcsched.core import events as ev
 from hpcsched.decoding import decode as decode_as
 from hpcsched.decoding import read_file
-from hpcsched.errors import PASSING, BadInput, StoreError
+from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import patiently
 from hpcsched.store.archive import Mark, read_part
 from hpcsched.store.files import sync_folder, write_all
 from hpcsched.store.rundir import NewerRun
@@ -48,10 +48,6 @@ MAX_JOURNAL_BYTES = 2**40
 
 PREALLOCATED_BYTES = 2**18
 """Bytes of disk space allocated ahead of the journal's end (chosen): about a thousand records."""
-
-PATIENCE_S, AGAIN_S = 8.0, 0.1
-"""How long, and how often, it is tried again to write where a file system reports an error that may pass
-(chosen): with `SNAPSHOT_PERIOD_S` no longer than others wait for a sign of life."""
 
 _NEVER_WRITTEN = bytes(8)
 """The content of blocks that were not written before a power cut: zeros."""
@@ -348,18 +344,17 @@ class Journal:
         is waited for.
         """
         data = b"".join(encode(self.seq + n, event) for n, event in enumerate(events, 1))
-        until = time.monotonic() + PATIENCE_S
-        while error := self._add(data, sync):
-            if error.errno not in PASSING or time.monotonic() > until:
-                raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
-            time.sleep(AGAIN_S)
+        try:
+            patiently(lambda: self._add(data, sync))
+        except OSError as error:
+            raise StoreError(f"cannot write {self.path}: {error.strerror}") from error
         self.seq += len(events)
         self.length += len(data)
         self._unsynced = b"" if sync else self._unsynced + data
         self._keep_room()
 
-    def _add(self, data: bytes, sync: bool) -> OSError | None:
-        """Write after the last record; the error, if there was one, with nothing added."""
+    def _add(self, data: bytes, sync: bool) -> None:
+        """Write after the last record. Raises OSError, with nothing added."""
         try:
             if not self._whole:
                 self._restore()
@@ -371,13 +366,12 @@ class Journal:
                 self._renamed = False
             if not os.fstat(self._descriptor).st_nlink:
                 raise OSError(errno.ENOENT, "it was removed while the run goes on")
-        except OSError as error:
+        except OSError:
             self._whole = False
             # Where even that fails, the torn tail is cut off when the journal is next opened.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.length)
-            return error
-        return None
+            raise
 
     def _restore(self) -> None:
         """Have the file end after the last record, by a new handle: after an error the old one may be stale

@@ -47,10 +47,10 @@ class SpareFile:
     def keep(self, length: int) -> None:
         """Keep space for a file of this length, and some growth; on a full disk the old spare files stay."""
         self._in_place = False
-        if length <= self._size and all(name.exists() for name in self._names):
-            return
         size = (length // BLOCK_BYTES + 1) * BLOCK_BYTES
         with contextlib.suppress(OSError):
+            if length <= self._size and all(name.exists() for name in self._names):
+                return
             for name in self._names:
                 descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
@@ -62,10 +62,12 @@ class SpareFile:
 
     def replace(self, data: bytes) -> bool:
         """Replace the file by these bytes, a JSON document; False if no space was kept for them."""
-        name = next((name for name in self._names if name.exists()), None)
-        if name is None or len(data) > self._size:
+        if len(data) > self._size:
             return False
         try:
+            name = next((name for name in self._names if name.exists()), None)
+            if name is None:
+                return False
             descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.pwrite(descriptor, data.ljust(self._size, b"\n"), 0)

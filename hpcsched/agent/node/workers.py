@@ -84,7 +84,8 @@ class PartWatcher:
     @property
     def ready(self) -> bool:
         """Whether the program has said that it can be suspended."""
-        self._ready = self._ready or self._file(files.ready).exists()
+        with contextlib.suppress(OSError):
+            self._ready = self._ready or self._file(files.ready).exists()
         return self._ready
 
     def expect(self, attempt: int, now: float) -> None:

@@ -15,12 +15,15 @@ from random import Random
 from typing import Any
 from unittest import mock
 
+from hpcsched.patience import PASSING
+
 
 class Died(BaseException):
     """The agent's process is killed by SIGKILL at this point."""
 
 
 CALLS = ("write", "fsync", "fdatasync", "ftruncate", "replace", "rename", "unlink", "mkdir", "open", "link")
+LOOKS = ("stat", "lstat", "scandir", "listdir")
 
 
 class Disk:
@@ -28,7 +31,8 @@ class Disk:
 
     After `dies` every call raises Died, as nothing is done any more that is not done yet. `kill_at_call`:
     the number of the call at which it dies, before or after it is done; of a write a part may be done.
-    `failing`: the number of an error (ENOSPC, EIO, EDQUOT, ESTALE) that each call that writes fails with.
+    `failing`: the number of an error that each call fails with (EIO, ESTALE), or each that writes (ENOSPC,
+    EDQUOT).
     `no_more_files`: nothing new can be made, as there are too many files; what is there can be written.
     """
 
@@ -56,7 +60,7 @@ class Disk:
     def instead_of_os(self) -> Iterator[None]:
         """Within this, the agent's calls go through this disk."""
         with ExitStack() as stack:
-            for name in CALLS:
+            for name in (*CALLS, *LOOKS):
                 self._own[name] = getattr(os, name)
                 stack.enter_context(mock.patch.object(os, name, self._call(name)))
             yield
@@ -75,7 +79,9 @@ class Disk:
                 return own(*args, **kwargs)
             if self.dead:
                 raise Died
-            if name == "open" and not args[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            if self.failing in PASSING and self._is_here(name, args):
+                raise OSError(self.failing, os.strerror(self.failing), *args[:1])
+            if name in LOOKS or (name == "open" and not args[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
                 return own(*args, **kwargs)
             self.calls += 1
             if self.kill_at_call is not None and self.calls >= self.kill_at_call:
@@ -99,12 +105,14 @@ class Disk:
         return call
 
     def _is_here(self, name: str, args: tuple[Any, ...]) -> bool:
+        if not args:
+            return False
         if isinstance(args[0], int):
             try:
                 return str(Path(f"/proc/self/fd/{args[0]}").readlink()).startswith(self._root)
             except OSError:
                 return False
-        return os.fspath(args[0]).startswith(self._root)
+        return os.fsdecode(args[0]).startswith(self._root)
 
     def node_dies(self, journal: Path) -> None:
         """What of the journal was not synchronised is lost, or a part of it."""

@@ -22,6 +22,7 @@ from hpcsched.core.model import Device, HostCores
 from hpcsched.core.profile import Profile
 from hpcsched.devices.base import Sample
 from hpcsched.errors import HpcschedError
+from hpcsched.patience import PASSING
 from hpcsched.store import compaction
 from hpcsched.testing.invariants import check
 
@@ -148,6 +149,8 @@ def play(world: World, *, check_every: int = 1) -> Machine:
     def abandon(agent: Agent) -> object:
         if disk.dead:  # a process that was killed asks nobody to save
             raise Died
+        if disk.failing in PASSING:
+            raise AssertionError("a hiccup of the file system ends the agent")
         return own_abandon(agent)
 
     own_abandon = Agent._abandon
@@ -228,7 +231,9 @@ def _live(world: World, *, resume: bool, check_every: int) -> Machine | None:
             died = True
             say("died")
             return None
-        except HpcschedError as error:
+        except (HpcschedError, OSError) as error:
+            if isinstance(error, OSError) and not disk.failing:
+                raise
             say(f"ended: {error}")
             return None
         finally:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.core.needs import Needs
+from hpcsched.patience import PATIENCE_S
 from hpcsched.store.compaction import COMPACTED_BYTES
 
 POLICIES: tuple[tuple[str, Mapping[str, Any]], ...] = (
@@ -253,8 +254,10 @@ def _fault(random: Random, names: list[str], gpus: int, when: list[float]) -> Do
             return Doing(at, kind, (random.randint(1, random.choice((6, 20, 60))),))
         case "kill worker":
             return Doing(at, kind, (random.choice(names),))
-        case "no room" | "broken disk" | "no more files":
+        case "no room" | "no more files":
             return Doing(at, kind, (round(random.uniform(0.5, 8.0), 3),))
+        case "broken disk":  # for less time than an agent waits for
+            return Doing(at, kind, (round(random.uniform(0.2, PATIENCE_S - 1.0), 3),))
         case "clock jumps":
             return Doing(at, kind, (random.choice((-86400.0, -30.0, -1.0, 1.0, 30.0, 86400.0)),))
         case "all stopped":

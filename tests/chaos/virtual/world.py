@@ -165,7 +165,8 @@ class World:
                     program = self.random.choice(theirs)
                     program.lose(self.random.randrange(len(program.processes)))
             case (("no room" | "broken disk"), (seconds,)):
-                numbers = (errno.ENOSPC, errno.EDQUOT) if doing.kind == "no room" else (errno.EIO,)
+                full = doing.kind == "no room"
+                numbers = (errno.ENOSPC, errno.EDQUOT) if full else (errno.EIO, errno.ESTALE)
                 self.disk.failing = self.random.choice(numbers)
                 self._disturbs()
                 self.clock.after(seconds, self._disk_is_well)
@@ -178,7 +179,7 @@ class World:
                 self.clock.jumped_s += seconds
             case "all stopped", (seconds,):
                 self.clock.stand_still(seconds)
-                self._disturbs()
+                self._disk_is_well()  # the servers went on meanwhile
                 self.stopped_s += seconds
                 if self.limit is not None:  # the batch system stopped it, and does not count that time
                     self.limit += seconds

@@ -8,8 +8,10 @@ import re
 
 import pytest
 
+from hpcsched import patience
 from hpcsched.core import events as ev
-from hpcsched.errors import PASSING, BadInput, StoreError
+from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import PASSING
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 from hpcsched.store.journal import Journal
@@ -184,8 +186,8 @@ class Server:
         self.waited, self.synced = 0.0, path.stat().st_size
         for name in ("write", "fdatasync", "open"):
             monkeypatch.setattr(os, name, self.call(name, getattr(os, name)))
-        monkeypatch.setattr(journal.time, "monotonic", lambda: self.waited)
-        monkeypatch.setattr(journal.time, "sleep", self.sleep)
+        monkeypatch.setattr(patience.time, "monotonic", lambda: self.waited)
+        monkeypatch.setattr(patience.time, "sleep", self.sleep)
 
     def sleep(self, seconds):
         self.waited += seconds
@@ -215,7 +217,7 @@ def test_an_error_that_may_pass_is_waited_for_and_nothing_is_lost(path, events, 
     writer.append(more[1:2], sync=False)
     server.failing = {call: 3, "open": 2}
     writer.append(more[2:3])
-    assert server.waited == pytest.approx(5 * journal.AGAIN_S)
+    assert server.waited == pytest.approx(5 * patience.AGAIN_S)
     assert server.synced == path.stat().st_size
     writer.append(more[3:])
     writer.close()
@@ -228,7 +230,7 @@ def test_it_is_not_waited_for_any_longer_than_others_wait_for_a_sign_of_life(pat
     server = Server(path, monkeypatch, failing={"fdatasync": 10**6})
     with pytest.raises(StoreError, match="Input/output error"):
         writer.append([ev.DrainRequested(at=9.0)])
-    assert journal.PATIENCE_S <= server.waited < STALE_AFTER_S - SNAPSHOT_PERIOD_S
+    assert patience.PATIENCE_S <= server.waited < STALE_AFTER_S - SNAPSHOT_PERIOD_S
     assert path.read_bytes() == before
     server.failing = {}
     writer.append([ev.DrainRequested(at=10.0)], sync=False)

@@ -1,0 +1,42 @@
+"""Patience with file systems that report an error which may pass, as those of a network do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+PASSING = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENOTCONN, errno.EREMOTEIO}
+)
+"""What they say while a server starts again, or has shut this client out."""
+
+PATIENCE_S, AGAIN_S = 8.0, 0.1
+"""For how long, and how often, it is tried again (chosen): together with the time between two snapshots it is
+less than others wait for a sign of life."""
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def but_for_lasting() -> Iterator[None]:
+    """Within this, an error that will not pass is as if there were nothing. Raises OSError for others."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in PASSING:
+            raise
+
+
+def patiently(act: Callable[[], T]) -> T:
+    """What `act` gives, once it meets no error that may pass any more. Raises OSError."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return act()
+        except OSError as error:
+            if error.errno not in PASSING or time.monotonic() > until:
+                raise
+        time.sleep(AGAIN_S)
