@@ -25,7 +25,7 @@ from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.agent.node.link import SELDOM_S
 from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.batch.base import Allocation, BatchSystem, EndReason
-from hpcsched.errors import BadInput, ConfigError, LaunchError, NoSuchRun
+from hpcsched.errors import BadInput, ConfigError, LaunchError, NoSuchRun, StoreError
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.channel import MessageChannel
 from hpcsched.launch.remote.guests import ENDING, LATER, NOT_JOINABLE, RELEASED
@@ -105,7 +105,7 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
             try:
                 keys = read_join(path)
             except ConfigError:
-                if path.exists() and time.monotonic() > until:
+                if time.monotonic() > until and path.exists():
                     raise
                 end.heard(selector, LOOK_EVERY_S)  # the agent has just ended, and its file with it
                 continue
@@ -113,7 +113,12 @@ def join(request: JoinRequest, *, batch: BatchSystem, tell: Callable[[str], None
                 rundir, keys, batch, allocation, request.devices, end, selector, tell, token, head
             )
             with contextlib.closing(guest):
-                parted = guest.serve()
+                try:
+                    parted = guest.serve()
+                except StoreError:
+                    if time.monotonic() > until:
+                        raise
+                    parted = Parted.UNREACHED
             if parted is not Parted.LOST:
                 _let_head_leave(head, end, selector)
             if parted is Parted.NEVER_CAME:
@@ -427,4 +432,5 @@ class Membership:
         for command in self._commands:
             command.close()
         self._disconnect()
-        self._file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the head removes it at its end
+            self._file.unlink(missing_ok=True)

@@ -216,7 +216,7 @@ def saved_steps(
                     say(f"job {job.id} ({job.spec.name}): its checkpoint {not_taken}")
             continue
         if alone or not job.state.active:
-            for held in rundir.job(job.id).glob(f"{files.HELD}.*"):
+            for held in patiently(partial(_held_files, rundir.job(job.id))):
                 with contextlib.suppress(OSError):  # the job's own folder of that name
                     held.unlink(missing_ok=True)
         try:
@@ -229,6 +229,10 @@ def saved_steps(
         elif (step := record.step if record else 0) < (job.saved_step or 0):
             steps[job.id] = step
     return steps
+
+
+def _held_files(folder: Path) -> list[Path]:
+    return [*folder.glob(f"{files.HELD}.*")]
 
 
 def _found_after_a_crash(job: Job, folder: Path, left: Left | None) -> tuple[int | None, str]:

@@ -22,6 +22,7 @@ from hpcsched.decoding import decode
 from hpcsched.errors import BadInput, ConfigError, StoreError
 from hpcsched.launch.proc import stat
 from hpcsched.launch.remote.protocol import PROTOCOL
+from hpcsched.patience import patiently
 
 JOIN_PREFIX, JOINED_PREFIX = "join-", "joined-"
 SERVE_ON_S = 25.0
@@ -169,11 +170,14 @@ def read_join(path: Path) -> Join:
             where=str(path), got=got, accepted="the file that a running head agent has written"
         )
 
-    try:
+    def content() -> bytes:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
                 raise bad("can be read by others, so its keys are worth nothing")
-            data = file.read()
+            return file.read()
+
+    try:
+        data = patiently(content)
     except OSError as error:
         raise bad(error.strerror or str(error)) from None
     try:

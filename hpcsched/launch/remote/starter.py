@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcsched.launch.spawn import ignoring_signals
+from hpcsched.patience import patiently
 
 KILLED_WITHIN_S = 2.0
 """Time to wait for the end after SIGKILL (chosen): a process that hangs in the kernel cannot be helped."""
@@ -57,7 +58,8 @@ class NodeAgentCommand:
         self.pidfd: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            descriptor = patiently(lambda: os.open(log, flags, 0o600))
             with os.fdopen(descriptor, "wb") as file, ignoring_signals(shielded):
                 self._process = subprocess.Popen(
                     argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True

@@ -18,6 +18,7 @@ from hpcsched.core.model import JobSpec
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BatchError, StoreError
 from hpcsched.launch.base import LaunchPlan
+from hpcsched.patience import PASSING
 from hpcsched.policy import make_policy
 from hpcsched.store import compaction
 from hpcsched.store.rundir import RunDir
@@ -177,9 +178,10 @@ class World:
             case "clock jumps", (seconds,):
                 self._disturbs()
                 self.clock.jumped_s += seconds
+            case "all stopped", _ if self.disk.failing in PASSING:
+                pass  # the agent waits for the disk, in the middle of a round: stops are played between two
             case "all stopped", (seconds,):
                 self.clock.stand_still(seconds)
-                self._disk_is_well()  # the servers went on meanwhile
                 self.stopped_s += seconds
                 if self.limit is not None:  # the batch system stopped it, and does not count that time
                     self.limit += seconds
@@ -216,7 +218,9 @@ class World:
         self._disturbs()
 
     def signals(self, number: signal.Signals) -> None:
-        """Send the agent a signal; one that it does not catch yet ends it."""
+        """Send the agent, if there is one, a signal; one that it does not catch yet ends it."""
+        if not self.disk.living:
+            return
         if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
             assert number is signal.SIGTERM, "a warning that nobody hears"
             self.disk.dies()
@@ -269,6 +273,7 @@ class World:
     def begins(self) -> None:
         """A batch job begins: an allocation with its own time limit."""
         self.lives += 1
+        self._looks_for_answers()  # who waits for one sees it before it is removed
         self._began, self._stopped_before_s = self.clock.monotonic, self.stopped_s
         self._disturbs()
         limit_s = None if self.calm else self.schedule.time_limit_s

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from hiccups import Hiccups
 
 from hpcsched.agent.attempts import Resizing, WatchedAttempt
 from hpcsched.agent.clock import RunClock
@@ -19,12 +20,16 @@ from hpcsched.agent.effects import Effects
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.node.held_back import HeldBack
 from hpcsched.agent.node.workers import PartWatcher
+from hpcsched.contract import files
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.contract.state import State
 from hpcsched.contract.words import Ready
 from hpcsched.core import events as ev
 from hpcsched.core.model import Device, JobState
 from hpcsched.launch.base import Workers
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.workers import LocalWorkers
+from hpcsched.patience import PATIENCE_S
 from hpcsched.testing.builders import Driver, a_job, a_profile
 from hpcsched.testing.launch import FIRST_PID, FakeWorkers, Script
 
@@ -113,6 +118,41 @@ def test_the_wait_is_no_time_of_the_attempt(head: Head, monkeypatch: pytest.Monk
     (exited,) = head.later()
     assert isinstance(exited, ev.WorkersExited)
     assert exited.lasted_s is not None and exited.lasted_s < FREE_WITHIN_S
+
+
+def test_the_end_waits_for_a_record_that_cannot_be_read_yet(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / files.STATE).write_bytes(State(step=7, attempt=1).encode())
+    hiccups, head.memory.is_free = Hiccups(tmp_path, monkeypatch), True
+    hiccups.fails(2)
+    assert head.ends(1, SUSPENDED) == []
+    assert not any(isinstance(event, ev.WorkersExited) for event in head.later())
+    (exited,) = (event for event in head.later() if isinstance(event, ev.WorkersExited))
+    assert exited.saved_step == 7
+
+
+def test_but_not_for_ever(head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hiccups, head.memory.is_free = Hiccups(tmp_path, monkeypatch), True
+    hiccups.fails(10**9)
+    assert head.ends(1) == []
+    now = time.monotonic()
+    monkeypatch.setattr("time.monotonic", lambda: now + PATIENCE_S)
+    (exited,) = head.later()
+    assert isinstance(exited, ev.WorkersExited) and exited.code == 0
+
+
+def test_a_checkpoint_whose_record_cannot_be_read_yet_is_told_later(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / files.STATE).write_bytes(State(step=7, attempt=1).encode())
+    hiccups, attempt = Hiccups(tmp_path, monkeypatch), head.attempts[1]
+    hiccups.fails(1)
+    assert attempt.new_record() is None, "it cannot be looked at"
+    hiccups.fails(1, after=1)
+    assert attempt.new_record() is None, "nor be read"
+    record = attempt.new_record()
+    assert record is not None and record.step == 7 and attempt.new_record() is None
 
 
 def test_how_long_an_attempt_of_another_agent_has_lasted_is_unknown(head: Head) -> None:

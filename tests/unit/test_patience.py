@@ -1,0 +1,283 @@
+"""An error that may pass says nothing of what is there: it is asked again, and nobody ends of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hiccups import Hiccups
+from rundirs import a_run
+
+from hpcsched import dialects, patience
+from hpcsched.agent import disk_space, next_head
+from hpcsched.agent.attempts import read_record
+from hpcsched.agent.checkpoint_files import find_checkpoints
+from hpcsched.agent.inbox import Inbox
+from hpcsched.agent.node.workers import PartWatcher
+from hpcsched.agent.own_checkpoints import FILE, OwnCheckpoints
+from hpcsched.agent.recovery import saved_steps
+from hpcsched.agent.resuming import Search
+from hpcsched.agent.save_room import Place, SaveRoom
+from hpcsched.contract import files
+from hpcsched.contract.state import State
+from hpcsched.core.model import Restart
+from hpcsched.errors import ConfigError, LaunchError, StoreError
+from hpcsched.launch.remote.keys import read_join
+from hpcsched.launch.workers import LocalWorkers
+from hpcsched.patience import PASSING, but_for_lasting, patiently
+from hpcsched.store.heads import claim_number
+from hpcsched.store.rundir import RunDir
+from hpcsched.store.spare import SpareFile
+from hpcsched.testing.builders import Driver, a_job, a_profile
+
+ALWAYS = 10**9
+
+
+@pytest.fixture
+def hiccups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hiccups:
+    return Hiccups(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No longer than for one more try."""
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
+
+
+@pytest.mark.parametrize("number", sorted(PASSING))
+def test_it_is_asked_again_until_there_is_an_answer(tmp_path: Path, hiccups: Hiccups, number: int) -> None:
+    hiccups.fails(5, number)
+    assert patiently(lambda: tmp_path.stat().st_nlink) > 1 and hiccups.left == 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOSPC])
+def test_not_where_the_answer_will_be_the_same(tmp_path: Path, hiccups: Hiccups, number: int) -> None:
+    hiccups.fails(5, number)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        patiently(lambda: tmp_path.stat().st_nlink)
+    assert hiccups.left == 4
+
+
+@pytest.mark.usefixtures("impatient")
+def test_nor_for_ever(tmp_path: Path, hiccups: Hiccups) -> None:
+    hiccups.fails(ALWAYS)
+    with pytest.raises(OSError, match="Input/output"):
+        patiently(lambda: tmp_path.stat().st_nlink)
+
+
+def test_errors_that_last_are_as_if_nothing_were_there() -> None:
+    with but_for_lasting():
+        raise FileNotFoundError(errno.ENOENT, "gone")
+    with pytest.raises(OSError, match="stale"), but_for_lasting():
+        raise OSError(errno.ESTALE, "stale")
+
+
+# --- what a program has left --------------------------------------------------------------------------
+
+
+def test_a_record_that_cannot_be_read_yet_is_not_taken_for_none(tmp_path: Path, hiccups: Hiccups) -> None:
+    (tmp_path / files.STATE).write_bytes(State(step=7).encode())
+    hiccups.fails(1, errno.ESTALE)
+    with pytest.raises(OSError, match="Stale"):
+        read_record(tmp_path)
+    hiccups.fails(1, errno.EACCES)
+    assert read_record(tmp_path) is None
+    record = read_record(tmp_path)
+    assert record is not None and record.step == 7
+
+
+def test_nor_is_it_when_a_run_is_taken_up(tmp_path: Path, hiccups: Hiccups) -> None:
+    """The step of a suspended job would be 0 then, and what it has saved lost."""
+    driver = Driver(a_job("a", "m"), profiles=(a_profile("m", [1.0]),))
+    driver.runs("a")
+    driver.saves("a", 40)
+    driver.suspend("a")
+    driver.leaves("a", 40)
+    rundir = RunDir(tmp_path)
+    rundir.job(1).mkdir(parents=True)
+    (rundir.job(1) / files.STATE).write_bytes(State(step=40).encode())
+    (rundir.job(1) / f"{files.HELD}.1").touch()
+    for calls in range(1, 6):
+        hiccups.fails(calls)
+        assert saved_steps(rundir, driver.machine) == {}
+        assert hiccups.left == 0
+    assert not (rundir.job(1) / f"{files.HELD}.1").exists()
+
+
+def test_that_a_rank_has_left_is_looked_for_again(tmp_path: Path, hiccups: Hiccups) -> None:
+    workers = cast(LocalWorkers, SimpleNamespace(_folder=tmp_path, _attempts=[1]))
+    (tmp_path / files.left(1)).touch()
+    hiccups.fails(3)
+    assert LocalWorkers._has_left(workers)
+    (tmp_path / files.left(1)).unlink()
+    hiccups.fails(3)
+    assert not LocalWorkers._has_left(workers)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_but_no_agent_ends_of_it(tmp_path: Path, hiccups: Hiccups) -> None:
+    hiccups.fails(ALWAYS)
+    assert not LocalWorkers._has_left(cast(LocalWorkers, SimpleNamespace(_folder=tmp_path, _attempts=[1])))
+    part = SimpleNamespace(_ready=False, _file=lambda name: tmp_path / name(1))
+    ready = cast(Any, PartWatcher.ready).fget
+    assert not ready(part)
+    (hiccups.fails(0), (tmp_path / files.ready(1)).touch())
+    assert ready(part)
+
+
+# --- checkpoints of programs that save by themselves --------------------------------------------------
+
+
+class Saver:
+    """A program that has saved step 3, and what is on record of it."""
+
+    def __init__(self, root: Path) -> None:
+        self.job, self.workdir = root / "jobs" / "1", root / "work"
+        self.job.parent.mkdir()
+        self.workdir.mkdir()
+        self.at_launch(anew=True)
+        (self.workdir / "c-3").mkdir()
+        (self.workdir / "c-3" / "state").write_text("3")
+
+    def at_launch(self, *, anew: bool = False) -> OwnCheckpoints:
+        found = OwnCheckpoints(Restart(checkpoints=("c-*",)), folder=self.job, workdir=self.workdir)
+        found.begin(anew=anew, at_s=0.0)
+        return found
+
+
+@pytest.mark.parametrize("calls", range(1, 9))
+def test_its_checkpoint_is_found_nevertheless(tmp_path: Path, hiccups: Hiccups, calls: int) -> None:
+    saver = Saver(tmp_path)
+    hiccups.fails(calls)
+    newest = saver.at_launch().newest
+    assert newest is not None and newest.step == 3
+
+
+def test_what_lay_there_before_is_still_nobodys(tmp_path: Path, hiccups: Hiccups) -> None:
+    """The record says which are older than the job; without it they would be the job's."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "c-99").write_text("of another")
+    (tmp_path / "jobs").mkdir()
+    first = OwnCheckpoints(
+        Restart(checkpoints=("c-*",)), folder=tmp_path / "jobs" / "1", workdir=tmp_path / "work"
+    )
+    first.begin(anew=True, at_s=0.0)
+    assert (tmp_path / "jobs" / "1" / FILE).exists()
+    hiccups.fails(2)
+    again = OwnCheckpoints(
+        Restart(checkpoints=("c-*",)), folder=tmp_path / "jobs" / "1", workdir=tmp_path / "work"
+    )
+    again.begin(anew=False, at_s=1.0)
+    assert again.newest is None
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])
+def test_only_errors_that_last_hide_checkpoints(tmp_path: Path, hiccups: Hiccups, number: int) -> None:
+    Saver(tmp_path)
+    for calls in range(1, 5):
+        hiccups.fails(calls, number)
+        if number == errno.EACCES:
+            assert len(find_checkpoints(tmp_path / "work", ("c-*",))) <= 1
+        else:
+            with pytest.raises(OSError, match="Input/output"):
+                find_checkpoints(tmp_path / "work", ("c-*",))
+        hiccups.fails(0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_launch_that_cannot_find_them_is_tried_again(tmp_path: Path, hiccups: Hiccups) -> None:
+    saver = Saver(tmp_path)
+    checkpoints = saver.at_launch()
+    hiccups.fails(ALWAYS)
+    search = Search(checkpoints, lambda: checkpoints.look(0.0))
+    search._thread.join()
+    with pytest.raises(LaunchError, match="cannot be found") as caught:
+        search.done(tmp_path)
+    assert caught.value.transient
+
+
+def test_the_step_in_a_checkpoint_is_read_again(tmp_path: Path, hiccups: Hiccups) -> None:
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 5, "max_steps": 5}')
+    hiccups.fails(2)
+    assert dialects.all_done(tmp_path)
+
+
+# --- what others have written -------------------------------------------------------------------------
+
+
+def test_a_command_that_cannot_be_read_yet_is_neither_refused_nor_lost(
+    tmp_path: Path, hiccups: Hiccups
+) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.make()
+    inbox = Inbox(rundir)
+    (rundir.inbox / "new" / "1-a").write_text('{"command": "drain"}')
+    hiccups.fails(2)
+    assert inbox.read() == [], "the folder cannot be listed"
+    assert inbox.read() == [], "nor the file be read"
+    ((name, command),) = inbox.read()
+    assert name == "1-a" and getattr(command, "command", "") == "drain"
+
+
+def test_no_number_of_an_agent_is_claimed_that_cannot_be_known(
+    tmp_path: Path, hiccups: Hiccups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir = RunDir(a_run(tmp_path / "run", age_s=60.0))
+    monkeypatch.setattr(RunDir, "read_record", lambda self: None)
+    hiccups.fails(ALWAYS)
+    with pytest.raises(StoreError, match="cannot read"):
+        claim_number(rundir)
+
+
+def test_who_would_lead_a_run_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def claim(rundir: RunDir) -> int:
+        raise StoreError("no space")
+
+    monkeypatch.setattr(next_head, "claim_number", claim)
+    monkeypatch.setattr(next_head, "agent_works", lambda rundir: False)
+    monkeypatch.setattr(next_head, "last_status", lambda rundir: SimpleNamespace(state="RUNNING"))
+    monkeypatch.setattr(next_head, "kept_options", lambda rundir: ())
+    monkeypatch.setattr(next_head, "NOT_ALL_AT_ONCE_S", 0.0)
+    rundir = SimpleNamespace(root=tmp_path, read_record=lambda: SimpleNamespace(left=False))
+    head = next_head.NextHead(cast(RunDir, rundir), "token", (), lambda line: None)
+    head.look()
+    assert not head.leads
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_file_of_keys_is_read_again(
+    tmp_path: Path, hiccups: Hiccups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hiccups.fails(ALWAYS)
+    with pytest.raises(ConfigError, match="Input/output"):
+        read_join(tmp_path / "join")
+    monkeypatch.setattr(patience, "PATIENCE_S", 5.0)
+    hiccups.fails(3)
+    with pytest.raises(ConfigError, match="No such file"):
+        read_join(tmp_path / "join")
+
+
+# --- the agent's own ----------------------------------------------------------------------------------
+
+
+def test_room_is_looked_for_again_at_the_next_time(tmp_path: Path, hiccups: Hiccups) -> None:
+    room = SaveRoom(list, tell=lambda *_: None, publish=lambda *_: None)
+    hiccups.fails(1)
+    assert room._measured([Place(1, tmp_path, bytes=5)]) == {}
+    assert len(room._measured([Place(1, tmp_path, bytes=5)])) == 1
+    hiccups.fails(1)
+    assert not disk_space.is_full(tmp_path)
+
+
+def test_a_spare_file_that_cannot_be_seen_is_none(tmp_path: Path, hiccups: Hiccups) -> None:
+    spare = SpareFile(tmp_path / "status.json")
+    spare.keep(10)
+    hiccups.fails(ALWAYS)
+    assert not spare.replace(b"{}")
+    spare.keep(10)
+    hiccups.fails(0)
+    assert spare.replace(b"{}")
