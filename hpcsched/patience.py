@@ -26,8 +26,13 @@ def but_for_lasting() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in PASSING:
+        if passes(error):
             raise
+
+
+def passes(error: BaseException) -> bool:
+    """Whether an error may pass."""
+    return isinstance(error, OSError) and error.errno in PASSING
 
 
 def patiently(act: Callable[[], T]) -> T:
@@ -37,6 +42,6 @@ def patiently(act: Callable[[], T]) -> T:
         try:
             return act()
         except OSError as error:
-            if error.errno not in PASSING or time.monotonic() > until:
+            if not passes(error) or time.monotonic() > until:
                 raise
         time.sleep(AGAIN_S)

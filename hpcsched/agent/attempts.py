@@ -24,7 +24,7 @@ from hpcsched.core.exits import said_exit
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, LaunchError
 from hpcsched.launch.base import Workers, attempt_code
-from hpcsched.patience import PASSING, PATIENCE_S
+from hpcsched.patience import PATIENCE_S, passes
 
 FAILED_GROUP_GRACE_S = 5.0
 """Time from the failure of one rank to SIGKILL for the others (chosen)."""
@@ -41,7 +41,7 @@ def read_record(folder: Path, data: bytes | None = None) -> State | None:
     try:
         data = read_file(folder / files.STATE, most_bytes=SMALL_BYTES) if data is None else data
     except OSError as error:
-        if error.errno in PASSING:
+        if passes(error):
             raise
         return None
     return State.decode(data)

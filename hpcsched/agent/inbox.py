@@ -19,7 +19,7 @@ import msgspec
 from hpcsched.core.model import JobSpec
 from hpcsched.decoding import decode, decode_file, read_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
-from hpcsched.patience import PASSING
+from hpcsched.patience import passes, patiently
 from hpcsched.printing import printable
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, agent_works
@@ -148,18 +148,32 @@ class Inbox:
         for old in self._ack.iterdir():
             self._forget(old.name)
 
-    def read(self) -> list[tuple[str, Command | str]]:
-        """Name and command of each file; a text says why a file is refused."""
+    def read(self, *, all_of_it: bool = False) -> list[tuple[str, Command | str]]:
+        """Name and command of each file; a text says why a file is refused. What cannot be read now is left
+        for the next time; `all_of_it`: that is waited for."""
         while self._answers and self._answers[0][0] < time.monotonic():
             self._forget(self._answers.popleft()[1])
-        try:
-            names = sorted(os.listdir(self._new))  # noqa: PTH208 - called four times a second
-        except OSError:
-            return []
-        read = [(name, self._read(self._new / name)) for name in names if name not in self._stuck]
-        found = [(name, command) for name, command in read if command is not None]
+        found = list[tuple[str, Command | str]]()
+        with contextlib.suppress(OSError):
+            if all_of_it:
+                with contextlib.suppress(OSError):
+                    patiently(lambda: self._look(strict=True))
+            found = self._look(strict=False)
         self._heard = time.monotonic() if found else self._heard
         _give_names_up([command for _, command in found if isinstance(command, Command)])
+        return found
+
+    def _look(self, *, strict: bool) -> list[tuple[str, Command | str]]:
+        """`strict`: an error that may pass, of one file, is raised."""
+        found = []
+        for name in sorted(os.listdir(self._new)):  # noqa: PTH208 - called four times a second
+            if name in self._stuck:
+                continue
+            try:
+                found.append((name, self._read(self._new / name)))
+            except OSError:
+                if strict:
+                    raise
         return found
 
     def period_s(self, now: float) -> float:
@@ -167,15 +181,16 @@ class Inbox:
         return QUIET_PERIOD_S if now - self._heard > QUIET_AFTER_S else PERIOD_S
 
     @staticmethod
-    def _read(path: Path) -> Command | str | None:
-        """What a file says, or why that is refused; None: it can perhaps be read soon."""
+    def _read(path: Path) -> Command | str:
+        """What a file says, or why that is refused. Raises OSError where it can perhaps be read soon."""
         if printable(path.name) != path.name:
             return "refused: a file's name with characters that cannot be printed"  # it goes into the journal
         try:
             command = decode(read_file(path, follow=False, owner=os.geteuid()), Command)
         except (OSError, BadInput) as error:
-            passes = isinstance(error, OSError) and error.errno in PASSING
-            return None if passes else f"refused: {error}"
+            if passes(error):
+                raise
+            return f"refused: {error}"
         known = command.command in COMMANDS
         return command if known else f"refused: unknown command {command.command[:80]!r}"
 

@@ -89,7 +89,7 @@ class Agent:
                 self._refuse(self._process(list(first)))
                 if self._machine.run.reads_inbox:  # nothing starts on lost hosts, nor what is cancelled
                     self._process([*self._hosts_changed(), *self._of_the_end([])])
-                    self._inbox_events(time.monotonic())
+                    self._inbox_events(time.monotonic(), all_of_it=True)
                     self._process([ev.InboxRead(at=self._clock.now())])
                 self._ask_for_jobs()
                 self._write_snapshot("RUNNING")
@@ -131,7 +131,7 @@ class Agent:
             names = ", ".join(f"{job.id} ({job.spec.name})" for job in machine.run.active.values())
             self._tell(f"leaving without jobs {names}: their processes do not even end when killed")
             return True
-        none_left = machine.run.finished and not self._inbox_events(time.monotonic())
+        none_left = machine.run.finished and not self._inbox_events(time.monotonic(), all_of_it=True)
         if machine.stopped or (none_left and not staying.stays()):
             return not self._r.ending.awaits_why and self._durability.done()
         self._durability.put_off()
@@ -315,9 +315,10 @@ class Agent:
 
     # --- commands ---------------------------------------------------------------------------
 
-    def _inbox_events(self, now: float) -> bool:
-        """Carry out what is in the inbox; whether there was anything."""
-        commands = self._r.inbox.read()
+    def _inbox_events(self, now: float, *, all_of_it: bool = False) -> bool:
+        """Carry out what is in the inbox; whether there was anything. `all_of_it`: also what cannot be read
+        at once."""
+        commands = self._r.inbox.read(all_of_it=all_of_it)
         self._inbox_due = now + self._r.inbox.period_s(now)
         for name, command in commands:
             answer = self._carry_out(name, command)

@@ -24,7 +24,7 @@ from hpcsched.core.processes import launcher_of
 from hpcsched.dialects import Reader, progress_of
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import LaunchPlan, Workers
-from hpcsched.patience import PASSING
+from hpcsched.patience import passes
 
 _PLACEHOLDER = re.compile(r"\{(checkpoint|checkpoint_dir|accumulation|job_id)\}")
 
@@ -62,8 +62,8 @@ class Search:
         if isinstance(self._error, LaunchError):
             raise self._error
         if self._error is not None:
-            passes = isinstance(self._error, OSError) and self._error.errno in PASSING
-            raise LaunchError(f"its checkpoints cannot be found: {self._error}", transient=passes)
+            error = f"its checkpoints cannot be found: {self._error}"
+            raise LaunchError(error, transient=passes(self._error))
         if self._thread.is_alive() and time.monotonic() > self._until:
             error = f"its checkpoints in {where} cannot be found: no answer within {SEARCH_WITHIN_S:g} s"
             raise LaunchError(error, transient=True)

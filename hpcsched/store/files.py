@@ -7,18 +7,20 @@ import os
 from pathlib import Path
 
 from hpcsched.errors import StoreError
+from hpcsched.patience import patiently
 from hpcsched.watchers import mode_in
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int | None = None) -> None:
-    """Replace the file `path` by `data`; `durable`: wait until it is on disk. `mode`: who may read it; None:
-    as its folder says, see `watchers`.
+    """Replace the file `path` by `data`; `durable`: wait until it is on disk, and for errors to pass. `mode`:
+    who may read it; None: as its folder says, see `watchers`.
 
     Raises StoreError if it cannot be written; the old file is untouched then.
     """
     mode = mode_in(path.parent) if mode is None else mode
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+
+    def replace() -> None:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             if mode != 0o600:
@@ -31,6 +33,12 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: in
         temporary.replace(path)
         if durable:
             sync_folder(path.parent)
+
+    try:
+        if durable:
+            patiently(replace)
+        else:
+            replace()
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()

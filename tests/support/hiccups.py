@@ -43,5 +43,5 @@ class Hiccups:
         return call
 
     def _is_here(self, where: Any) -> bool:
-        path = os.path.realpath(f"/proc/self/fd/{where}") if isinstance(where, int) else os.fspath(where)
+        path = str(Path(f"/proc/self/fd/{where}").readlink()) if isinstance(where, int) else os.fspath(where)
         return path.startswith(self._root)

@@ -101,8 +101,8 @@ def test_nor_is_it_when_a_run_is_taken_up(tmp_path: Path, hiccups: Hiccups) -> N
     rundir.job(1).mkdir(parents=True)
     (rundir.job(1) / files.STATE).write_bytes(State(step=40).encode())
     (rundir.job(1) / f"{files.HELD}.1").touch()
-    for calls in range(1, 6):
-        hiccups.fails(calls)
+    for calls in range(4):
+        hiccups.fails(1, after=calls)
         assert saved_steps(rundir, driver.machine) == {}
         assert hiccups.left == 0
     assert not (rundir.job(1) / f"{files.HELD}.1").exists()
@@ -149,10 +149,10 @@ class Saver:
         return found
 
 
-@pytest.mark.parametrize("calls", range(1, 9))
-def test_its_checkpoint_is_found_nevertheless(tmp_path: Path, hiccups: Hiccups, calls: int) -> None:
+@pytest.mark.parametrize("after", range(8))
+def test_its_checkpoint_is_found_nevertheless(tmp_path: Path, hiccups: Hiccups, after: int) -> None:
     saver = Saver(tmp_path)
-    hiccups.fails(calls)
+    hiccups.fails(2, after=after)
     newest = saver.at_launch().newest
     assert newest is not None and newest.step == 3
 
@@ -216,10 +216,12 @@ def test_a_command_that_cannot_be_read_yet_is_neither_refused_nor_lost(
     rundir.make()
     inbox = Inbox(rundir)
     (rundir.inbox / "new" / "1-a").write_text('{"command": "drain"}')
-    hiccups.fails(2)
+    hiccups.fails(1)
     assert inbox.read() == [], "the folder cannot be listed"
+    hiccups.fails(1, after=1)
     assert inbox.read() == [], "nor the file be read"
-    ((name, command),) = inbox.read()
+    hiccups.fails(9)
+    ((name, command),) = inbox.read(all_of_it=True)
     assert name == "1-a" and getattr(command, "command", "") == "drain"
 
 

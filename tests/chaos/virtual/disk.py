@@ -91,7 +91,9 @@ class Disk:
                     else:
                         own(*args, **kwargs)
                 self.dies()
-            if self.failing and name not in ("unlink", "ftruncate") and self._is_here(name, args):
+            # What was written has its blocks.
+            full = self.failing and name not in ("unlink", "ftruncate", "fsync", "fdatasync")
+            if full and self._is_here(name, args):
                 raise OSError(self.failing, os.strerror(self.failing))
             makes = name == "mkdir" or (name == "open" and bool(args[1] & os.O_CREAT))
             if self.no_more_files and makes and self._is_here(name, args) and not Path(args[0]).exists():
