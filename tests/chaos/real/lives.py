@@ -8,6 +8,8 @@ import signal
 import time
 from heapq import heappop
 
+from hpcsched.patience import PASSING
+
 from .faults import PATIENCE_S, PERIOD_S, Faults
 from .world import Life
 
@@ -97,6 +99,10 @@ class Player(Faults):
         refused = code == 2 and "not taken from what waited: refused" in life.said and self._noisy
         late = code == -signal.SIGTERM and world.page()["run"]["state"] == "FINISHED"  # it was over already
         led = code == 2 and world.guest is not None and "another agent" in life.said
+        run, last = world.page()["run"], life.said.strip().rpartition("\n")[2]
+        led_it = (run.get("agent") or {}).get("pid") == life.process.pid and run["state"] != "FINISHED"
+        if code == 1 and led_it and any(os.strerror(number) in last for number in PASSING):
+            world.wrong.append(f"a hiccup of the file system ended an agent: {last[:300]}")
         if code not in CODES and not life.killed and not refused and not late and not led:
             world.wrong.append(f"an agent ended with {code}: {life.said.strip()[-300:]}")
 
