@@ -137,6 +137,18 @@ FAULTS = (
         "        if False:",
     ),
     Fault(
+        "a hiccup of the file system ends the agent",
+        "patience.py",
+        "            if not passes(error) or time.monotonic() > until:",
+        "            if True:",
+    ),
+    Fault(
+        "a record that cannot be read for a moment is none",
+        "agent/attempts.py",
+        "        if passes(error):\n            raise\n        return None",
+        "        return None",
+    ),
+    Fault(
         "one retry too few",
         "core/transitions/endings.py",
         "        if job.failures > job.spec.retries or refused:",
