@@ -13,15 +13,17 @@ from hiccups import Hiccups
 from rundirs import a_run
 
 from hpcsched import dialects, patience
-from hpcsched.agent import disk_space, next_head
+from hpcsched.agent import disk_space, join, next_head
 from hpcsched.agent.attempts import read_record
 from hpcsched.agent.checkpoint_files import find_checkpoints
 from hpcsched.agent.inbox import Inbox
+from hpcsched.agent.join import Parted
 from hpcsched.agent.node.workers import PartWatcher
 from hpcsched.agent.own_checkpoints import FILE, OwnCheckpoints
 from hpcsched.agent.recovery import saved_steps
 from hpcsched.agent.resuming import Search
 from hpcsched.agent.save_room import Place, SaveRoom
+from hpcsched.batch.local import Local
 from hpcsched.contract import files
 from hpcsched.contract.state import State
 from hpcsched.core.model import Restart
@@ -248,6 +250,42 @@ def test_who_would_lead_a_run_tries_again(tmp_path: Path, monkeypatch: pytest.Mo
     head = next_head.NextHead(cast(RunDir, rundir), "token", (), lambda line: None)
     head.look()
     assert not head.leads
+
+
+class Member:
+    """Hosts that are in a run, once its keys for them can be written."""
+
+    refused = 0
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def serve(self) -> Parted:
+        Member.refused -= 1
+        if Member.refused >= 0:
+            raise StoreError("joined-1: Stale file handle")
+        return Parted.OVER
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("refused", "wait_s", "joins"), [(3, 60.0, True), (1, 0.0, False)])
+def test_hosts_join_as_soon_as_that_can_be_put_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int, wait_s: float, joins: bool
+) -> None:
+    monkeypatch.setattr(join, "Membership", Member)
+    monkeypatch.setattr(join, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(join, "_wait_for_agent", lambda *_: tmp_path / "join")
+    monkeypatch.setattr(join, "read_join", lambda path: SimpleNamespace(endpoint="tcp://head"))
+    Member.refused = refused
+    told = list[str]()
+    request = join.JoinRequest(dir=tmp_path, wait_s=wait_s)
+    if joins:
+        assert join.join(request, batch=Local(), tell=told.append) == 0 and told == ["the run is over"]
+    else:
+        with pytest.raises(StoreError):
+            join.join(request, batch=Local(), tell=told.append)
 
 
 @pytest.mark.usefixtures("impatient")
