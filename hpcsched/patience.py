@@ -6,6 +6,7 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 PASSING = frozenset(
@@ -33,6 +34,12 @@ def but_for_lasting() -> Iterator[None]:
 def passes(error: BaseException) -> bool:
     """Whether an error may pass."""
     return isinstance(error, OSError) and error.errno in PASSING
+
+
+def settle(path: Path) -> None:
+    """Wait until its file system says whether there is such a file, or for long enough."""
+    with contextlib.suppress(OSError):
+        patiently(path.stat)
 
 
 def patiently(act: Callable[[], T]) -> T:

@@ -119,6 +119,8 @@ class WatchedAttempt:
     """Why the newest STATE.json cannot be read; "" if it can, or there is none."""
     last_record: State | None = None
     """What STATE.json said at the last look, once it is over."""
+    _unread_since: float | None = None
+    """When STATE.json could first not be read, of an attempt that is over."""
     _record_seen: int | bytes = 0
     _codes: dict[int, int] = field(default_factory=dict)
     """Exit codes of the groups that have ended, by id()."""
@@ -179,8 +181,11 @@ class WatchedAttempt:
         try:
             self.last_record = self.record()
         except OSError:
-            if time.monotonic() < self.over_at + PATIENCE_S:
+            self._unread_since = self._unread_since or time.monotonic()
+            if time.monotonic() < self._unread_since + PATIENCE_S:
                 return False
+            with contextlib.suppress(BadInput):
+                self.last_record = State.decode(self.workers.record) if self.workers.record else None
         if self.self_saving:
             return self.self_saving.looked(self.over if isinstance(self.over, int) else 1)
         return self.followed is None or self.followed.looked()

@@ -12,6 +12,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -140,6 +141,8 @@ class Inbox:
     def __init__(self, rundir: RunDir) -> None:
         self._new, self._ack = rundir.inbox / "new", rundir.inbox / "ack"
         self._stuck: set[str] = set()
+        self._in_vain = False
+        """Whether what cannot be read was waited for, and still cannot be."""
         self._answers: deque[tuple[float, str]] = deque()
         self._begun = f"{time.time_ns():020d}"
         self._heard = time.monotonic()
@@ -154,16 +157,18 @@ class Inbox:
         while self._answers and self._answers[0][0] < time.monotonic():
             self._forget(self._answers.popleft()[1])
         found = list[tuple[str, Command | str]]()
-        with contextlib.suppress(OSError):
-            if all_of_it:
-                with contextlib.suppress(OSError):
-                    patiently(lambda: self._look(strict=True))
-            found = self._look(strict=False)
+        try:
+            found = patiently(self._look) if all_of_it and not self._in_vain else self._look()
+            self._in_vain = False
+        except OSError:
+            self._in_vain = all_of_it or self._in_vain
+            with contextlib.suppress(OSError):
+                found = self._look(strict=False)
         self._heard = time.monotonic() if found else self._heard
         _give_names_up([command for _, command in found if isinstance(command, Command)])
         return found
 
-    def _look(self, *, strict: bool) -> list[tuple[str, Command | str]]:
+    def _look(self, *, strict: bool = True) -> list[tuple[str, Command | str]]:
         """`strict`: an error that may pass, of one file, is raised."""
         found = []
         for name in sorted(os.listdir(self._new)):  # noqa: PTH208 - called four times a second
@@ -202,7 +207,7 @@ class Inbox:
         if answer.error and name < self._begun:
             self.refused.append(answer.error)
         with contextlib.suppress(StoreError):  # no room: the sender will hear nothing
-            write_atomically(self._ack / name, msgspec.json.encode(answer))
+            write_atomically(self._ack / name, msgspec.json.encode(answer), patient=True)
             self._answers.append((time.monotonic() + ANSWER_KEPT_S, name))
         self._take_out(name)
 
@@ -226,15 +231,18 @@ class Inbox:
     def waiting(rundir: RunDir) -> Sequence[Path]:
         """The files of commands that have not been read yet, oldest first."""
         try:
-            return sorted((rundir.inbox / "new").iterdir())
+            return patiently(lambda: sorted((rundir.inbox / "new").iterdir()))
         except OSError:
             return []
 
     @classmethod
     def peek(cls, rundir: RunDir) -> list[tuple[str, Command]]:
         """The waiting commands that can be decoded, by name; they stay in the inbox."""
-        found = [(path.name, cls._read(path)) for path in cls.waiting(rundir)]
-        commands = [(name, command) for name, command in found if isinstance(command, Command)]
+        commands = list[tuple[str, Command]]()
+        for path in cls.waiting(rundir):
+            with contextlib.suppress(OSError):
+                if isinstance(command := patiently(partial(cls._read, path)), Command):
+                    commands.append((path.name, command))
         _give_names_up([command for _, command in commands])
         return commands
 

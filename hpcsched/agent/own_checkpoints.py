@@ -20,7 +20,7 @@ from hpcsched.agent.checkpoint_files import Checkpoint, Last, Mark, ends_as_an_a
 from hpcsched.core.model import Restart
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, StoreError
-from hpcsched.patience import patiently
+from hpcsched.patience import passes, patiently
 from hpcsched.store.files import write_atomically
 
 FILE = "checkpoints.json"
@@ -94,8 +94,10 @@ class OwnCheckpoints:
             self._record = patiently(lambda: decode_file(self._file, _Record))
         except FileNotFoundError:
             self.known = False
-        except (OSError, BadInput):
-            pass  # it says nothing, but the job has begun
+        except (OSError, BadInput) as error:
+            if passes(error):
+                raise
+            # It says nothing, but the job has begun.
 
     @property
     def outside(self) -> bool:

@@ -17,6 +17,7 @@ from hpcsched.decoding import opened
 from hpcsched.dialects.checkpoint import step_of
 from hpcsched.dialects.pattern import MOST_LINE, step_pattern
 from hpcsched.errors import BadInput
+from hpcsched.patience import patiently
 
 Report = tuple[int, float]
 """A step, and when it was done: seconds of the wall clock, as file times are."""
@@ -80,7 +81,7 @@ class Output:
         self._path, self._find = path, find
         self._rest = b""
         try:
-            self._at = path.stat().st_size
+            self._at = patiently(path.stat).st_size
         except (OSError, ValueError):
             self._at = 0
 

@@ -29,6 +29,7 @@ from hpcsched.errors import BadEnvironment, BadInput
 from hpcsched.launch import probe
 from hpcsched.launch.bounded_run import Stopped, run_bounded
 from hpcsched.launch.containers.choose import check_image
+from hpcsched.patience import settle
 from hpcsched.printing import printable
 
 PROBE_TIMEOUT_S = 60.0
@@ -111,9 +112,9 @@ class Interpreter:
         unset = ("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYTHONHOME")
         found = {name: value for name, value in env.items() if name not in unset}
         prefix = Path(self.folder).parent
-        if (prefix / "pyvenv.cfg").is_file():
+        if os.path.isfile(prefix / "pyvenv.cfg"):  # noqa: PTH113 - it raises nothing
             found["VIRTUAL_ENV"] = str(prefix)
-        elif (prefix / "conda-meta").is_dir():
+        elif os.path.isdir(prefix / "conda-meta"):  # noqa: PTH112
             found |= {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": prefix.name}
         found["PATH"] = os.pathsep.join([self.folder, *filter(None, [env.get("PATH", os.defpath)])])
         return found
@@ -263,8 +264,9 @@ class Interpreters:
             found = os.path.join(prefix, "bin", "python")  # noqa: PTH118 - as it is written
         if not found.startswith("/"):
             raise BadEnvironment(f"{environment.kind} = {name!r}: not an absolute path")
+        settle(Path(found))
         if not (os.path.isfile(found) and os.access(found, os.X_OK)):  # noqa: PTH113
-            what = "no such file" if not Path(found).exists() else "not a program"
+            what = "not a program" if os.path.exists(found) else "no such file"  # noqa: PTH110
             raise BadEnvironment(f"{environment.kind} = {name!r}: {printable(found)}: {what}")
         return found
 
@@ -281,7 +283,7 @@ class Interpreters:
         looked = list(dict.fromkeys(self._conda_folders()))
         for folder in looked if name not in (".", "..") else ():
             path = folder.parent if name == "base" and folder.name == "envs" else folder / name
-            if (path / "conda-meta").is_dir():
+            if os.path.isdir(path / "conda-meta"):  # noqa: PTH112 - it raises nothing
                 return str(path)
         unset = "no conda is known here: CONDA_EXE and CONDA_ENVS_PATH are not set"
         where = printable(", ".join(map(str, looked))) or unset

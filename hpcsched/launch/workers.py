@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from signal import Signals
 
 from hpcsched.contract import files, variables
@@ -95,7 +96,7 @@ class LocalWorkers:
         self._ended: list[int] = []  # exit codes in order of time
         self._ours: set[int] = set()  # leaders not reaped: nobody else can have their pids
         self._code: int | None = None
-        self._killing = self._asked = False
+        self._killing = self._asked = self._unanswered = False
         self._killed: list[tuple[int, int]] = []
         """Processes outside of the ranks' groups that were killed when all had ended."""
 
@@ -271,11 +272,12 @@ class LocalWorkers:
 
     def _has_left(self) -> bool:
         """Whether rank 0 has made its left file (the attempt is saved): a launcher's exit code is its own."""
-        if self._folder is None:
+        if self._folder is None or self._unanswered:
             return False
         try:
             return patiently((self._folder / files.left(self._attempts[0])).exists)
         except OSError:
+            self._unanswered = True
             return False
 
     def tell(self, order: Order) -> None:
@@ -339,7 +341,7 @@ class LocalWorkers:
         for attempt in reversed(self._attempts):
             with contextlib.suppress(OSError, BadInput):
                 held = self._folder / files.held(attempt) if self._folder else None
-                self.held = read_file(held, most_bytes=SMALL_BYTES) if held else None
+                self.held = patiently(partial(read_file, held, most_bytes=SMALL_BYTES)) if held else None
                 self.on_held(attempt)
                 return
 

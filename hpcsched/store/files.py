@@ -11,9 +11,11 @@ from hpcsched.patience import patiently
 from hpcsched.watchers import mode_in
 
 
-def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int | None = None) -> None:
-    """Replace the file `path` by `data`; `durable`: wait until it is on disk, and for errors to pass. `mode`:
-    who may read it; None: as its folder says, see `watchers`.
+def write_atomically(
+    path: Path, data: bytes, *, durable: bool = False, patient: bool = False, mode: int | None = None
+) -> None:
+    """Replace the file `path` by `data`; `durable`: wait until it is on disk; then, or if `patient`, also for
+    errors that may pass. `mode`: who may read it; None: as its folder says, see `watchers`.
 
     Raises StoreError if it cannot be written; the old file is untouched then.
     """
@@ -35,7 +37,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: in
             sync_folder(path.parent)
 
     try:
-        if durable:
+        if durable or patient:
             patiently(replace)
         else:
             replace()

@@ -344,6 +344,7 @@ class Journal:
         is waited for.
         """
         data = b"".join(encode(self.seq + n, event) for n, event in enumerate(events, 1))
+        sync = sync or len(self._unsynced) > PREALLOCATED_BYTES
         try:
             patiently(lambda: self._add(data, sync))
         except OSError as error:
@@ -367,7 +368,7 @@ class Journal:
             if not os.fstat(self._descriptor).st_nlink:
                 raise OSError(errno.ENOENT, "it was removed while the run goes on")
         except OSError:
-            self._whole = False
+            self._whole, self._kept = False, 0
             # Where even that fails, the torn tail is cut off when the journal is next opened.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.length)
@@ -404,6 +405,8 @@ class Journal:
         temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         descriptor = -1
         try:
+            if not self._whole:
+                self._restore()
             os.fdatasync(self._descriptor)
             mode = stat.S_IMODE(os.fstat(self._descriptor).st_mode)
             descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -435,5 +438,6 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.length)  # gives back what was kept
                 os.fsync(self._descriptor)
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # NFS may say here what became of earlier writes
+                os.close(self._descriptor)
             self._descriptor = -1

@@ -19,6 +19,7 @@ import msgspec
 from hpcsched.core.states import JobState
 from hpcsched.decoding import decode_lines, opened
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import passes
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import ENDED
 
@@ -102,8 +103,8 @@ class JobRows:
     def _is_there(self) -> bool:
         try:
             return (self._root / self._file).stat().st_size >= self._length
-        except OSError:
-            return False
+        except OSError as error:
+            return passes(error)
 
     def move(self, number: int) -> list[int]:
         """Make rows of those that are over, if they are too many; their ids. `number`: of a new file.
@@ -155,10 +156,10 @@ class JobRows:
 
     def remove_others(self) -> None:
         """Remove the files that status.json names no more."""
-        for path in self._root.glob(ENDED):
-            if path.name != self._file:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+        with contextlib.suppress(OSError):  # the next time then
+            for path in self._root.glob(ENDED):
+                if path.name != self._file:
+                    path.unlink(missing_ok=True)
 
 
 def rows_of(

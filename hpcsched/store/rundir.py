@@ -10,6 +10,7 @@ import re
 import stat
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.core.environments import PythonEnvironment
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
+from hpcsched.patience import patiently
 from hpcsched.store.archive import folder_of
 from hpcsched.store.files import write_atomically
 
@@ -212,7 +214,7 @@ class RunDir:
     def read_record(self) -> RunRecord | None:
         """The content of run.json; None if there is none, or it cannot be decoded."""
         try:
-            return decode_file(self.record, RunRecord, most_bytes=SMALL_BYTES)
+            return patiently(lambda: decode_file(self.record, RunRecord, most_bytes=SMALL_BYTES))
         except (OSError, BadInput):
             return None
 
@@ -296,7 +298,7 @@ def _works_elsewhere(rundir: RunDir) -> bool:
 def snapshot_age_s(rundir: RunDir) -> float:
     """Seconds since the snapshot was last written; infinity if there is none."""
     try:
-        return max(0.0, time.time() - rundir.status.stat().st_mtime)
+        return max(0.0, time.time() - patiently(rundir.status.stat).st_mtime)
     except OSError:
         return float("inf")
 
@@ -329,7 +331,8 @@ def agent_works(rundir: RunDir) -> bool:
 def last_status(rundir: RunDir) -> LastStatus | None:
     """The state in the newest snapshot; None if there is none to read."""
     try:
-        return decode_file(rundir.status, _Page, most_bytes=MAX_SNAPSHOT_BYTES, most_depth=None).run
+        page = partial(decode_file, rundir.status, _Page, most_bytes=MAX_SNAPSHOT_BYTES, most_depth=None)
+        return patiently(page).run
     except (OSError, BadInput):
         return None
 

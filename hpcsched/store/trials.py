@@ -18,6 +18,7 @@ from hpcsched.core.model import JobState
 from hpcsched.decoding import decode_object, last_lines, read_file
 from hpcsched.dialects import number_pattern
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import patiently
 from hpcsched.printing import printable
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
@@ -116,7 +117,7 @@ class ProgramTrials(Trials):
         assert self._pattern is not None
         path = self._rundir.job(job.id) / output_of(job.id)
         try:
-            lines = last_lines(path, MOST_OUTPUT)
+            lines = patiently(lambda: last_lines(path, MOST_OUTPUT))
         except OSError as error:
             raise BadInput(f"{path}: {error.strerror}") from error
         lines = [line for line in lines if line.strip() and not line.startswith(files.ATTEMPT_MARK)]
@@ -130,7 +131,7 @@ class ProgramTrials(Trials):
 def _number(path: Path, metric: str) -> float:
     """The number of this name in a file with a JSON object; nan where it is null. Raises BadInput."""
     try:
-        table = decode_object(read_file(path, most_bytes=codec.SMALL_BYTES))
+        table = decode_object(patiently(lambda: read_file(path, most_bytes=codec.SMALL_BYTES)))
         if metric not in table:
             raise BadInput(f"no {metric!r} among {', '.join(map(repr, table)) or 'nothing'}"[:200])
         value = table[metric]

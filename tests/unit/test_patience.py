@@ -110,8 +110,12 @@ def test_nor_is_it_when_a_run_is_taken_up(tmp_path: Path, hiccups: Hiccups) -> N
     assert not (rundir.job(1) / f"{files.HELD}.1").exists()
 
 
+def ranks(folder: Path) -> LocalWorkers:
+    return cast(LocalWorkers, SimpleNamespace(_folder=folder, _attempts=[1], _unanswered=False))
+
+
 def test_that_a_rank_has_left_is_looked_for_again(tmp_path: Path, hiccups: Hiccups) -> None:
-    workers = cast(LocalWorkers, SimpleNamespace(_folder=tmp_path, _attempts=[1]))
+    workers = ranks(tmp_path)
     (tmp_path / files.left(1)).touch()
     hiccups.fails(3)
     assert LocalWorkers._has_left(workers)
@@ -123,7 +127,11 @@ def test_that_a_rank_has_left_is_looked_for_again(tmp_path: Path, hiccups: Hiccu
 @pytest.mark.usefixtures("impatient")
 def test_but_no_agent_ends_of_it(tmp_path: Path, hiccups: Hiccups) -> None:
     hiccups.fails(ALWAYS)
-    assert not LocalWorkers._has_left(cast(LocalWorkers, SimpleNamespace(_folder=tmp_path, _attempts=[1])))
+    workers = ranks(tmp_path)
+    assert not LocalWorkers._has_left(workers)
+    (hiccups.fails(0), (tmp_path / files.left(1)).touch())
+    assert not LocalWorkers._has_left(workers), "that was waited for once"
+    hiccups.fails(ALWAYS)
     part = SimpleNamespace(_ready=False, _file=lambda name: tmp_path / name(1))
     ready = cast(Any, PartWatcher.ready).fget
     assert not ready(part)
@@ -218,10 +226,11 @@ def test_a_command_that_cannot_be_read_yet_is_neither_refused_nor_lost(
     rundir.make()
     inbox = Inbox(rundir)
     (rundir.inbox / "new" / "1-a").write_text('{"command": "drain"}')
-    hiccups.fails(1)
+    hiccups.fails(2)
     assert inbox.read() == [], "the folder cannot be listed"
-    hiccups.fails(1, after=1)
-    assert inbox.read() == [], "nor the file be read"
+    for after in (1, 2):
+        hiccups.fails(9, after=after)
+        assert inbox.read() == [], "nor the file be read"
     hiccups.fails(9)
     ((name, command),) = inbox.read(all_of_it=True)
     assert name == "1-a" and getattr(command, "command", "") == "drain"

@@ -23,6 +23,7 @@ import msgspec
 
 from hpcsched.agent.cpu_cores import gpu_cores, host_cores
 from hpcsched.agent.deferred import Deferred
+from hpcsched.agent.exits import not_launched
 from hpcsched.agent.gpu_memory import FREE_WITHIN_S, GpuMemory
 from hpcsched.agent.monitor import Monitor
 from hpcsched.agent.node import guard
@@ -269,8 +270,9 @@ class NodeAgent:
             if order.first_rank == 0:
                 sweep_answers(plan.folder, order.attempt)
             workers = self._launcher.launch(plan, place)
-        except LaunchError as error:
-            self._head.send(protocol.LaunchFailed(order.part, str(error), error.transient))
+        except (LaunchError, OSError) as error:
+            failed = not_launched(error)
+            self._head.send(protocol.LaunchFailed(order.part, str(failed), failed.transient))
             return
         watcher = self._parts[order.part] = PartWatcher(order, workers, time.monotonic())
         for descriptor in workers.pidfds:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.workers import LocalWorkers
+from hpcsched.patience import patiently
 
 READY_FAST_POLL_FOR_S, READY_FAST_POLL_S, READY_POLL_S = 10.0, 0.05, 0.25
 """The ready file is polled often for this time after a launch, so that no promotion waits for it, then less
@@ -194,7 +196,8 @@ class PartWatcher:
             return
         yield from self._answer()
         # Read after what is held: whoever makes that durable writes the record first.
-        yield protocol.Exited(self._part, code, _read(self._folder / files.STATE), self.workers.held, **oom)
+        record = _read(self._folder / files.STATE, patient=True)
+        yield protocol.Exited(self._part, code, record, self.workers.held, **oom)
 
     def ask_to_save(self) -> None:
         """Send SIGTSTP if the program has made its ready file, the signal that it saves on, or SIGTERM."""
@@ -211,8 +214,9 @@ def sweep_answers(folder: Path, attempt: int) -> None:
             (folder / name(attempt)).unlink(missing_ok=True)
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path, *, patient: bool = False) -> bytes | None:
+    read = partial(read_file, path, most_bytes=MAX_RECORD_BYTES)
     try:
-        return read_file(path, most_bytes=MAX_RECORD_BYTES)
+        return patiently(read) if patient else read()
     except (OSError, BadInput):
         return None

@@ -162,6 +162,18 @@ def write_join(path: Path, join: Join, *, alone: bool = True) -> None:
         raise StoreError(f"{path}: {error.strerror or error}") from error
 
 
+def remove_join(path: Path, life: str, *, joined: bool) -> None:
+    """Remove a head's join file, and those of node agents of other allocations (`joined`). Never raises."""
+
+    def remove() -> None:
+        others = path.parent.glob(f"{JOINED_PREFIX}{life}-*") if joined else ()
+        for file in (path, *others):
+            file.unlink(missing_ok=True)
+
+    with contextlib.suppress(OSError):
+        patiently(remove)
+
+
 def read_join(path: Path) -> Join:
     """Read a join file. Raises ConfigError if it is missing, cannot be decoded, or others can read it."""
 

@@ -22,12 +22,12 @@ from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.guests import same_gpus
 from hpcsched.launch.remote.host import GrantedHost, MakeSample, RemoteHost, SampleT
 from hpcsched.launch.remote.keys import (
-    JOINED_PREFIX,
     SERVE_ON_S,
     Join,
     KeyPair,
     join_file,
     joined_file,
+    remove_join,
     this_process,
     write_join,
 )
@@ -273,9 +273,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
                 break
             self._wait(0.1)
         ended = end_all(self._commands, 1.0)
-        joined = () if self.moves else self._join.parent.glob(f"{JOINED_PREFIX}{self.life}-*")
-        for file in (self._join, *joined):
-            file.unlink(missing_ok=True)
+        remove_join(self._join, self.life, joined=not self.moves)
         self._head_socket.close()
         self._head_socket = None
         for command in self._commands:
