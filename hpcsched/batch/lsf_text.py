@@ -12,6 +12,7 @@ from typing import Any
 from hpcsched.batch.base import BatchJobState, EndReason
 from hpcsched.contract.exits import CANNOT_SAVE, WORK_LEFT
 from hpcsched.errors import BadInput, BatchError
+from hpcsched.printing import printable
 
 _STATES = {
     "PEND": BatchJobState.PENDING,
@@ -226,7 +227,9 @@ def slots_of(environ: Mapping[str, str]) -> dict[str, int]:
     if pairs:
         counts = pairs[1::2]
         if len(pairs) % 2 or not all(count.isdigit() for count in counts):
-            raise BatchError(f"LSB_MCPU_HOSTS is not pairs of host and slots: {' '.join(pairs)[:80]}")
+            raise BatchError(
+                f"LSB_MCPU_HOSTS is not pairs of host and slots: {printable(' '.join(pairs))[:80]}"
+            )
         slots: dict[str, int] = {}
         for host, count in zip(pairs[::2], counts, strict=True):
             slots[host] = slots.get(host, 0) + int(count)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from hpcsched.batch.hostlist import expand, expand_counts
 from hpcsched.batch.numbers import whole
 from hpcsched.contract.visibility import CUDA
-from hpcsched.errors import BatchError
+from hpcsched.errors import MOST_SHOWN, BatchError
+from hpcsched.printing import shortened
 
 _SIZES = re.compile(
     "SRUN_.*|SLURM_(?:NTASKS|NPROCS|NNODES|TASKS_PER|CPUS_PER|CPU_BIND|CPU_FREQ|GPU|GRES|MEM|TRES|ACCEL|THREADS"
@@ -153,6 +154,6 @@ def hosts_of(environ: Mapping[str, str]) -> tuple[str, ...]:
             try:
                 hosts = expand(text)
             except ValueError as error:
-                raise BatchError(f"{name}: {error}") from None
+                raise BatchError(f"{name}: {shortened(str(error), MOST_SHOWN)}") from None
             return tuple(dict.fromkeys(hosts))
     raise BatchError("SLURM_JOB_NODELIST is not set: this is not inside a running Slurm job")

@@ -158,6 +158,8 @@ def main() -> None:
     except click.ClickException as error:
         error.show(said := io.StringIO())
         usage, mark, text = said.getvalue().partition("Error: ")  # or a help page, with no mark
+        if isinstance(error, click.MissingParameter):  # its choices stand in lines of their own
+            text = " ".join(text.split())
         lines = all(word.isprintable() for word in sys.argv)
         click.echo(usage + mark + printable(shortened(text.rstrip("\n"), MOST_SHOWN), lines=lines), err=True)
         code = error.exit_code

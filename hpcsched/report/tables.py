@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -280,6 +281,8 @@ def time_format(times: Iterable[float]) -> tuple[str, Callable[[float | None], s
 
 
 def _clock(seconds: float) -> str:
+    if not math.isfinite(seconds):  # at speeds near 0
+        return str(seconds)
     minutes, s = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{s:02}"
 

@@ -260,7 +260,9 @@ class FakeSgeCommands:
         if argv[0] == "qsub":
             return CommandOutput(0, f"{self.cluster.submit()}\n")
         if argv[0] == "qalter":
-            self.cluster.jobs[argv[-1]].comment = argv[-2]
+            if (job := self.cluster.jobs.get(argv[-1])) is None:
+                return CommandOutput(1, "", f'denied: job "{argv[-1]}" does not exist\n')
+            job.comment = argv[-2]
             return CommandOutput(0, f"modified context of job {argv[-1]}\n")
         return CommandOutput(0, self._one(argv[-1]) if "-j" in argv else self._listing())
 

@@ -13,6 +13,7 @@ from hpcsched.planning.packing.admission import MAX_PACK_SIZE, MEMORY_RESERVE, P
 from hpcsched.planning.packing.costs import ModelBatch, PackCosts
 from hpcsched.planning.packing.distance import DistanceAxis, axes_of, places
 from hpcsched.planning.packing.speeds import EPOCH_SAMPLES, PackMember, Speeds
+from hpcsched.printing import printable
 
 MAX_KNN_DISTANCE = 5.0
 """The largest distance of nearest neighbours in a pack (chosen): the paper leaves it to the user (section
@@ -145,7 +146,7 @@ def _member(read: JsonReader, row: Any, key: str, known: set[ModelBatch]) -> Pac
     )
     if member.key not in known:
         got = f"{name!r} is {member.model!r} with batch {member.batch}"
-        accepted = ", ".join(f"{k.model} with batch {k.batch}" for k in sorted(known))
+        accepted = ", ".join(f"{printable(k.model)} with batch {k.batch}" for k in sorted(known))
         read.reject(key, got, f"one that has costs: {accepted}")
     return member
 

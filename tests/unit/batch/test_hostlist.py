@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcsched.batch.hostlist import MAX_HOSTS, expand, expand_counts
+from hpcsched.batch.slurm_steps import hosts_of
+from hpcsched.errors import MOST_SHOWN, BatchError
 
 
 @pytest.mark.parametrize(
@@ -98,3 +100,9 @@ def test_counts(text: str, counts: tuple[int, ...]) -> None:
 def test_nonsense_counts(text: str) -> None:
     with pytest.raises(ValueError):
         expand_counts(text)
+
+
+def test_a_list_of_any_length_is_one_short_line() -> None:
+    with pytest.raises(BatchError, match="SLURM_JOB_NODELIST") as caught:
+        hosts_of({"SLURM_JOB_NODELIST": f"[{'9' * 5000}]"})
+    assert len(str(caught.value)) < 2 * MOST_SHOWN

@@ -105,10 +105,12 @@ def test_hosts_by_what_is_there(tmp_path: Path) -> None:
         {},
         {"LSB_MCPU_HOSTS": "c 4 d"},
         {"LSB_MCPU_HOSTS": "c d"},
+        {"LSB_MCPU_HOSTS": "\u202e"},
         {"LSB_DJOB_HOSTFILE": "/none"},
     ):
-        with pytest.raises(BatchError, match="LSB_"):
+        with pytest.raises(BatchError, match="LSB_") as caught:
             lsf_text.slots_of(environ)
+        assert str(caught.value).isprintable()
 
 
 SUMMIT = {**LSF_JOB, "LSB_MCPU_HOSTS": "batch5 1 h36n09 42 h36n10 42", "LSB_JOBINDEX": "3"}

@@ -104,3 +104,9 @@ def test_no_job_has_a_number_beyond_all_measure(
     a_run(home / "hpcsched-run")
     code, _, errors = said(monkeypatch, *words)
     assert code in (1, 3, 4) and errors.count("\n") == 1 and len(errors) < 3000
+
+
+def test_choices_that_are_missing_are_named_in_the_same_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = said(monkeypatch, "script")
+    assert code == 2
+    assert err.splitlines()[-1].endswith("Choose from: slurm, lsf, sge")

@@ -1,5 +1,6 @@
 """The tables, as a terminal shows them."""
 
+import math
 import re
 
 import pytest
@@ -236,6 +237,7 @@ def test_headline_and_durations():
     assert duration(59.94) == "59.9 s"
     assert duration(3600) == "1:00:00"
     assert duration(360000) == "100:00:00"
+    assert duration(math.inf) == "inf"
 
 
 def test_cpu_slots_are_called_so_and_devices_where_others_have_gpus():

@@ -146,6 +146,10 @@ def with_member(**keys):
             with_member(batch=64),
             ": members[1]: 'b' is 'mlp' with batch 64; accepted: one that has costs: mlp",
         ),
+        (
+            {**with_member(batch=64), "costs": [COSTS, {**COSTS, "model": "m\n"}]},
+            ": members[1]: 'b' is 'mlp' with batch 64; accepted: one that has costs: m\\n with batch 32, mlp",
+        ),
         (with_member(steps=0), ": members[1].steps: 0; accepted: a positive whole number"),
         (with_member(config={"lr": [1]}), ": members[1].config.lr: [1]; accepted: text, a number, true"),
         (with_member(config={"lr": 5}), ": members[1].config.lr: 5; accepted: from 0.0001 to 1"),
