@@ -333,6 +333,8 @@ class Journal:
         """The records, as they were written, that may not be on disk yet."""
         self._whole = True
         """Whether the file ends after the last record, as far as is known."""
+        self._tried = b""
+        """What may follow that, where it does not."""
         self._kept = 0
         self._renamed = False
         self._keep_room()
@@ -368,7 +370,7 @@ class Journal:
             if not os.fstat(self._descriptor).st_nlink:
                 raise OSError(errno.ENOENT, "it was removed while the run goes on")
         except OSError:
-            self._whole, self._kept = False, 0
+            self._whole, self._kept, self._tried = False, 0, data
             # Where even that fails, the torn tail is cut off when the journal is next opened.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.length)
@@ -381,6 +383,8 @@ class Journal:
         try:
             if not os.path.samestat(os.fstat(descriptor), self._file):
                 raise OSError(errno.ENOENT, "another one is in its place")
+            if not self._tried.startswith(os.pread(descriptor, len(self._tried) + 1, self.length)):
+                raise OSError(errno.EBUSY, "another agent has written to it")
             os.dup2(descriptor, self._descriptor, inheritable=False)
         finally:
             os.close(descriptor)

@@ -249,6 +249,43 @@ def test_others_are_not(path, events, monkeypatch, number):
     assert (server.waited, path.read_bytes()) == (0.0, before)
 
 
+def test_what_another_agent_has_written_meanwhile_stays(path, events, monkeypatch):
+    before = path.read_bytes()
+    writer = Journal(path, length=len(before), records=len(events))
+    server = Server(path, monkeypatch, number=errno.ESTALE)
+    other = Journal(path, length=len(before), records=len(events))
+    other.append([ev.DrainRequested(at=9.0, cause="theirs")])
+    server.synced, server.failing = path.stat().st_size, {"write": 1}
+    monkeypatch.setattr(os, "ftruncate", lambda *_: None)
+    with pytest.raises(StoreError, match="another agent has written"):
+        writer.append([ev.DrainRequested(at=9.0)])
+    assert told(path)[-1].cause == "theirs"
+
+
+def test_records_that_are_seen_again_are_on_disk_before_there_are_too_many(path, events, monkeypatch):
+    writer = Journal(path, length=path.stat().st_size, records=len(events))
+    server = Server(path, monkeypatch)
+    long = ev.DrainRequested(at=9.0, cause="x" * (journal.PREALLOCATED_BYTES // 3))
+    for _ in range(3):
+        writer.append([long], sync=False)
+    assert server.synced < path.stat().st_size
+    writer.append([long], sync=False)
+    assert server.synced == path.stat().st_size
+
+
+def test_a_close_that_fails_ends_nobody(path, events, monkeypatch):
+    writer = Journal(path, length=path.stat().st_size, records=len(events))
+    own = os.close
+
+    def close(descriptor):
+        own(descriptor)
+        raise OSError(errno.EIO, "what became of earlier writes")
+
+    monkeypatch.setattr(os, "close", close)
+    writer.close()
+    writer.close()
+
+
 def test_another_file_in_its_place_is_not_written_to(path, events, monkeypatch):
     before = path.read_bytes()
     writer = Journal(path, length=len(before), records=len(events))
