@@ -136,10 +136,11 @@ def test_but_not_for_ever(head: Head, tmp_path: Path, monkeypatch: pytest.Monkey
     hiccups, head.memory.is_free = Hiccups(tmp_path, monkeypatch), True
     hiccups.fails(10**9)
     assert head.ends(1) == []
+    cast(Any, head.attempts[1].workers).record = State(step=9, attempt=1).encode()
     now = time.monotonic()
     monkeypatch.setattr("time.monotonic", lambda: now + PATIENCE_S)
-    (exited,) = head.later()
-    assert isinstance(exited, ev.WorkersExited) and exited.code == 0
+    (exited,) = (event for event in head.later() if isinstance(event, ev.WorkersExited))
+    assert (exited.code, exited.saved_step) == (0, 9), "what its host has told"
 
 
 def test_a_checkpoint_whose_record_cannot_be_read_yet_is_told_later(
