@@ -12,7 +12,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -169,35 +168,12 @@ class Inbox:
         return found
 
     def _look(self, *, strict: bool = True) -> list[tuple[str, Command | str]]:
-        """`strict`: an error that may pass, of one file, is raised."""
-        found = []
-        for name in sorted(os.listdir(self._new)):  # noqa: PTH208 - called four times a second
-            if name in self._stuck:
-                continue
-            try:
-                found.append((name, self._read(self._new / name)))
-            except OSError:
-                if strict:
-                    raise
-        return found
+        names = sorted(os.listdir(self._new))  # noqa: PTH208 - called four times a second
+        return _read_all([self._new / name for name in names if name not in self._stuck], strict=strict)
 
     def period_s(self, now: float) -> float:
         """Seconds until it is to be read again, by the monotonic clock."""
         return QUIET_PERIOD_S if now - self._heard > QUIET_AFTER_S else PERIOD_S
-
-    @staticmethod
-    def _read(path: Path) -> Command | str:
-        """What a file says, or why that is refused. Raises OSError where it can perhaps be read soon."""
-        if printable(path.name) != path.name:
-            return "refused: a file's name with characters that cannot be printed"  # it goes into the journal
-        try:
-            command = decode(read_file(path, follow=False, owner=os.geteuid()), Command)
-        except (OSError, BadInput) as error:
-            if passes(error):
-                raise
-            return f"refused: {error}"
-        known = command.command in COMMANDS
-        return command if known else f"refused: unknown command {command.command[:80]!r}"
 
     def answer(self, name: str, answer: Answer) -> None:
         """Write the answer for the sender, and remove the command.
@@ -238,13 +214,40 @@ class Inbox:
     @classmethod
     def peek(cls, rundir: RunDir) -> list[tuple[str, Command]]:
         """The waiting commands that can be decoded, by name; they stay in the inbox."""
-        commands = list[tuple[str, Command]]()
-        for path in cls.waiting(rundir):
-            with contextlib.suppress(OSError):
-                if isinstance(command := patiently(partial(cls._read, path)), Command):
-                    commands.append((path.name, command))
+        paths = cls.waiting(rundir)
+        try:
+            found = patiently(lambda: _read_all(paths))
+        except OSError:
+            found = _read_all(paths, strict=False)
+        commands = [(name, command) for name, command in found if isinstance(command, Command)]
         _give_names_up([command for _, command in commands])
         return commands
+
+
+def _read_all(paths: Sequence[Path], *, strict: bool = True) -> list[tuple[str, Command | str]]:
+    """Name of each file, and what it says. `strict`: raises OSError where one can perhaps be read soon."""
+    found = []
+    for path in paths:
+        try:
+            found.append((path.name, _read(path)))
+        except OSError:
+            if strict:
+                raise
+    return found
+
+
+def _read(path: Path) -> Command | str:
+    """What a file says, or why that is refused. Raises OSError where it can perhaps be read soon."""
+    if printable(path.name) != path.name:
+        return "refused: a file's name with characters that cannot be printed"  # it goes into the journal
+    try:
+        command = decode(read_file(path, follow=False, owner=os.geteuid()), Command)
+    except (OSError, BadInput) as error:
+        if passes(error):
+            raise
+        return f"refused: {error}"
+    known = command.command in COMMANDS
+    return command if known else f"refused: unknown command {command.command[:80]!r}"
 
 
 def _give_names_up(commands: Sequence[Command]) -> None:
