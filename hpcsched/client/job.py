@@ -17,6 +17,7 @@ from hpcsched.contract.state import State
 from hpcsched.core.model import JobState
 from hpcsched.decoding import read_file, read_tail
 from hpcsched.errors import BadInput, HpcschedError, StoreError, UnknownJob
+from hpcsched.patience import patiently
 from hpcsched.printing import printable
 from hpcsched.store.metrics import read_points
 from hpcsched.store.rundir import agent_works
@@ -123,7 +124,8 @@ class Job:
     def checkpoint(self) -> Path | None:
         """Its newest complete checkpoint, a file or a folder; None as long as there is none."""
         try:
-            state = State.decode(read_file(self._folder() / files.STATE, most_bytes=SMALL_BYTES))
+            path = self._folder() / files.STATE
+            state = State.decode(patiently(lambda: read_file(path, most_bytes=SMALL_BYTES)))
         except FileNotFoundError:
             return None
         except (OSError, BadInput) as error:
@@ -136,7 +138,7 @@ class Job:
         if not output:
             return ""
         try:
-            return printable(read_tail(Path(output), most_bytes), lines=True)
+            return printable(patiently(lambda: read_tail(Path(output), most_bytes)), lines=True)
         except FileNotFoundError:
             return ""
         except (OSError, BadInput) as error:

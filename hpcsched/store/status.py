@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from hpcsched.core.nouns import noun
 from hpcsched.core.states import JobState
 from hpcsched.decoding import decode, decode_file
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun, StoreError
+from hpcsched.patience import patiently
 from hpcsched.printing import said_bytes
 from hpcsched.store.rows import Ended, Row, rows_of
 from hpcsched.store.rundir import MAX_SNAPSHOT_BYTES, SNAPSHOT_PERIOD_S, STALE_AFTER_S, RunDir, agent_alive
@@ -343,7 +345,8 @@ def _whole(
         heads = [head(job) for job in status.jobs]
         jobs: dict[int, Any] = dict(zip((one.id for one in heads), status.jobs, strict=True))
         try:
-            rows = rows_of(rundir.root, status.ended, {one.id: one.name for one in heads}, only, row)
+            names = {one.id: one.name for one in heads}
+            rows = patiently(partial(rows_of, rundir.root, status.ended, names, only, row))
         except (OSError, BadInput) as error:
             if isinstance(error, FileNotFoundError) and time.monotonic() < until:
                 time.sleep(0.02)
@@ -360,7 +363,8 @@ def _whole(
 def _read(rundir: RunDir, kind: type[S]) -> S:
     rundir.refuse_newer()
     try:
-        status = decode_file(rundir.status, kind, most_bytes=MAX_SNAPSHOT_BYTES, most_depth=None)
+        read = partial(decode_file, rundir.status, kind, most_bytes=MAX_SNAPSHOT_BYTES, most_depth=None)
+        status = patiently(read)
         age_s(status.run)
     except FileNotFoundError as error:
         rundir.require()

@@ -26,6 +26,7 @@ from hpcsched.agent.recovery import saved_steps
 from hpcsched.agent.resuming import Search
 from hpcsched.agent.save_room import Place, SaveRoom
 from hpcsched.batch.local import Local
+from hpcsched.cli.pool import group
 from hpcsched.contract import files
 from hpcsched.contract.state import State
 from hpcsched.core.model import Restart
@@ -39,6 +40,7 @@ from hpcsched.store.heads import claim_number
 from hpcsched.store.rows import ENDED, JobRows
 from hpcsched.store.rundir import RunDir, last_status, snapshot_age_s
 from hpcsched.store.spare import SpareFile
+from hpcsched.store.status import read_run
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 ALWAYS = 10**9
@@ -448,6 +450,23 @@ def test_what_is_known_of_a_run_is_read_again(tmp_path: Path, hiccups: Hiccups) 
     assert last_status(rundir) is not None
     hiccups.fails(2)
     assert snapshot_age_s(rundir) < 60.0
+    for after in range(3):  # the record says first whether a newer hpcsched has written there
+        hiccups.fails(2, after=after)
+        assert read_run(rundir).state and hiccups.left == 0
+
+
+def test_a_pool_lives_on(capsys: pytest.CaptureFixture[str]) -> None:
+    rounds = iter([OSError(errno.ESTALE, "Stale file handle"), SimpleNamespace(over=True, changed=False)])
+
+    def once() -> object:
+        if isinstance(outcome := next(rounds), OSError):
+            raise outcome
+        return outcome
+
+    found, files_ = SimpleNamespace(period_s=0.0), SimpleNamespace(wanted=lambda: None)
+    playing = cast(Any, SimpleNamespace(once=once))
+    assert group._loop(playing, cast(Any, files_), cast(Any, found), until_done=True) == 0
+    assert "Stale file handle" in capsys.readouterr().err
 
 
 def test_a_held_state_is_found_and_kept(tmp_path: Path, hiccups: Hiccups) -> None:

@@ -14,6 +14,7 @@ from hpcsched.cli.common import code_of, dir_option, find_run, hint_at_runs, job
 from hpcsched.client.waiting import read_all
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, HpcschedError, NoSuchRun
+from hpcsched.patience import patiently
 from hpcsched.printing import OutputText
 from hpcsched.store.run_folders import go_on
 from hpcsched.store.status import read_status
@@ -52,7 +53,7 @@ def logs(ctx: click.Context, job: str, dir_: str | None, follow: bool, lines: in
             write(text)
             while follow:
                 status = read_status(rundir, [job])
-                write(file.read())
+                write(patiently(file.read))
                 if select(status, [job])[0].state.final:
                     break
                 if status.run.stale or status.run.state in ("STOPPED", "FINISHED"):

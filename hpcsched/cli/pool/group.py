@@ -104,7 +104,7 @@ def _loop(rounds: Rounds, files: PoolFiles, found: Pool, *, until_done: bool) ->
     while True:
         try:
             outcome = rounds.once()
-        except HpcschedError as error:  # a full disk, a page that is half there: the next round may do
+        except (HpcschedError, OSError) as error:  # a full disk, half a page: the next round may do
             if str(error) != wrong:
                 say(f"hpcsched: {error}", err=True)
             wrong, outcome = str(error), None
