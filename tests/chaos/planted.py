@@ -72,9 +72,8 @@ FAULTS = (
         "a torn record stays",
         "store/journal.py",
         "            os.ftruncate(self._descriptor, length)\n"
-        "            os.lseek(self._descriptor, length, os.SEEK_SET)\n"
-        "        except",
-        "            os.lseek(self._descriptor, 0, os.SEEK_END)\n        except",
+        "            os.lseek(self._descriptor, length, os.SEEK_SET)\n",
+        "            os.lseek(self._descriptor, 0, os.SEEK_END)\n",
     ),
     Fault(
         "commands are carried out again",

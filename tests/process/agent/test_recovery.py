@@ -58,7 +58,7 @@ def lost() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize(
-    ("where", "run_id", "ends"), [("n1", "r", True), ("n1.site", "", True), ("n2", "r", False)]
+    ("where", "run_id", "ends"), [("n1", "lost", True), ("n1.site", "", True), ("n2", "lost", False)]
 )
 def test_what_the_journal_knows_is_ended_where_the_runs_record_is_lost(
     rundir: RunDir, driver: Driver, lost: subprocess.Popen[bytes], where: str, run_id: str, ends: bool
