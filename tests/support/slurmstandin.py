@@ -12,8 +12,9 @@ from livebench import Agent, Bench, saves
 
 SQUEUE = """#!/bin/sh
 echo "squeue $*" >> {log}
+waited=0  # a controller that hangs answers once it goes on
+while [ "$(cat {mood})" = hang ] && [ $waited -lt 1500 ]; do sleep 0.2; waited=$((waited + 1)); done
 case $(cat {mood}) in
-hang) sleep 300 ;;
 down) echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2; exit 1 ;;
 garbage) echo "Segmentation fault, or so" ;;
 *) echo "77|RUNNING|$(cat {end})" ;;

@@ -32,8 +32,8 @@ MIN_PERIOD_S = 2.0
 KILL_WAIT_TRIES = 5
 """How often it is asked for the time from SIGTERM to SIGKILL, until it answers (chosen)."""
 
-REASON_RETRY_S = 2.0
-"""Time until it is asked again for the reason of the end, when it did not say (chosen)."""
+RETRY_S = 2.0
+"""Time until it is asked again what somebody waits for, when it did not say (chosen)."""
 
 MIN_CHANGE_S = 2.0
 """An end that is earlier than the known one by more than this may be a preemption's (chosen)."""
@@ -109,7 +109,8 @@ class AllocationWatch:
         self._thread.start()
 
     def ask_now(self) -> None:
-        """Ask for the end at once; the answer comes through `take`."""
+        """Ask for the end at once, and again and again for a while if there is no answer; it comes through
+        `take`."""
         self._wake.set()
 
     def ask_why(self) -> None:
@@ -130,13 +131,15 @@ class AllocationWatch:
         self._wake.set()
 
     def _run(self) -> None:
-        wait_s, tries, first = 0.0, 0, True
+        wait_s, tries, first, pressing_until = 0.0, 0, True, float("-inf")
         while True:
             self._wake.wait(wait_s)
             asked = self._wake.is_set()
             self._wake.clear()
             if self._stopped:
                 return
+            if asked:
+                pressing_until = time.monotonic() + PERIOD_S
             if self._why.is_set():
                 self._why.clear()  # first: who asks from here on means what comes from here on
                 asked_at, reason = time.monotonic(), self._reason()
@@ -144,12 +147,15 @@ class AllocationWatch:
                     self._why.set()
                 self._answers.put(EndTimeAnswer(reason=reason, of_end=False, asked_at=asked_at))
             if asked or wait_s:
-                self._answers.put(self._end())
+                self._answers.put(answer := self._end())
+                if not answer.error:
+                    pressing_until = float("-inf")
             if self.kill_wait_s is None and tries < KILL_WAIT_TRIES:
                 tries += 1
                 self.kill_wait_s = self._batch.kill_wait()
             self._tell()
-            wait_s = REASON_RETRY_S if self._why.is_set() else self._next_s(first)
+            pressing = self._why.is_set() or time.monotonic() < pressing_until
+            wait_s = RETRY_S if pressing else self._next_s(first)
             first = False
 
     def _next_s(self, first: bool) -> float:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hpcsched.agent.allocation import ending
+from hpcsched.agent.allocation import watch as watch_module
 from hpcsched.agent.allocation.ending import AllocationEnd, forced_s
 from hpcsched.agent.allocation.watch import AllocationWatch, EndTimeAnswer, period_s
 from hpcsched.agent.clock import RunClock
@@ -21,6 +22,7 @@ from hpcsched.agent.loop import Agent
 from hpcsched.agent.node.agent import NodeAgent
 from hpcsched.batch.base import EndReason, Preemption
 from hpcsched.core import events as ev
+from hpcsched.errors import BatchError
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 
@@ -315,6 +317,41 @@ class Slow(Preempting):
         self.asked.set()
         assert self.may_answer.wait(20)
         return EndReason.NONE if self.reasons == 1 else EndReason.CANCELLED
+
+
+class Busy:
+    """A batch system whose controller is busy for some questions."""
+
+    def __init__(self, fails: int) -> None:
+        self.fails, self.asked = fails, 0
+
+    def end_time(self) -> float:
+        self.asked += 1
+        if self.asked <= self.fails:
+            raise BatchError("squeue: no answer within 15 s")
+        return 5_000.0
+
+    def kill_wait(self) -> float:
+        return 30.0
+
+    def comment(self, text: str) -> None: ...
+
+
+def test_who_was_warned_asks_again_until_there_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "RETRY_S", 0.01)
+    batch = Busy(fails=3)
+    watch = AllocationWatch(batch, deadline=10_000.0)  # type: ignore[arg-type]
+    try:
+        watch.ask_now()
+        answers, until = list[EndTimeAnswer](), time.monotonic() + 20.0
+        while not any(answer.deadline for answer in answers) and time.monotonic() < until:
+            answers += watch.take()
+            time.sleep(0.005)
+        time.sleep(0.1)
+        answers += watch.take()
+    finally:
+        watch.close()
+    assert [answer.deadline for answer in answers] == [None, None, None, 5_000.0], "and not any more then"
 
 
 def test_who_asks_why_while_that_is_being_asked_gets_an_answer_too() -> None:
