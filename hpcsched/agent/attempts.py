@@ -178,6 +178,11 @@ class WatchedAttempt:
 
     def looked(self) -> bool:
         """Whether there was a last look at what it leaves, now that it is over."""
+        if self.self_saving:
+            if not self.self_saving.looked(self.over if isinstance(self.over, int) else 1):
+                return False
+        elif self.followed is not None and not self.followed.looked():
+            return False
         try:
             self.last_record = self.record()
         except OSError:
@@ -186,9 +191,7 @@ class WatchedAttempt:
                 return False
             with contextlib.suppress(BadInput):
                 self.last_record = State.decode(self.workers.record) if self.workers.record else None
-        if self.self_saving:
-            return self.self_saving.looked(self.over if isinstance(self.over, int) else 1)
-        return self.followed is None or self.followed.looked()
+        return True
 
     def reap(self) -> int | None:
         """The exit code of all processes; None while one lives.

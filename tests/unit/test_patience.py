@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,7 +30,9 @@ from hpcsched.batch.local import Local
 from hpcsched.cli.pool import group
 from hpcsched.contract import files
 from hpcsched.contract.state import State
+from hpcsched.core import events as ev
 from hpcsched.core.model import Restart
+from hpcsched.dialects.progress import Output
 from hpcsched.errors import ConfigError, LaunchError, StoreError
 from hpcsched.launch.remote.keys import join_file, joined_file, read_join, remove_join
 from hpcsched.launch.workers import LocalWorkers
@@ -37,6 +40,7 @@ from hpcsched.patience import PASSING, but_for_lasting, patiently
 from hpcsched.store import trials
 from hpcsched.store.files import write_atomically
 from hpcsched.store.heads import claim_number
+from hpcsched.store.journal import Journal
 from hpcsched.store.rows import ENDED, JobRows
 from hpcsched.store.rundir import RunDir, last_status, snapshot_age_s
 from hpcsched.store.spare import SpareFile
@@ -237,6 +241,30 @@ def test_a_metric_is_looked_at_once_but_read(tmp_path: Path, hiccups: Hiccups) -
     assert trials._number(tmp_path / "metric.json", "loss") == 0.5
 
 
+def test_so_is_its_end_and_what_stands_at_its_beginning(
+    tmp_path: Path, hiccups: Hiccups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.ckpt"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("data", b"5")
+    monkeypatch.setattr("hpcsched.dialects.checkpoint._global_step", len)
+    hiccups.fails(2)
+    assert dialects.step_of(path) == path.stat().st_size
+    (one,) = find_checkpoints(tmp_path, ("*.ckpt",))
+    own = OwnCheckpoints(Restart(checkpoints=("*.ckpt",)), folder=tmp_path, workdir=tmp_path)
+    hiccups.fails(2)
+    assert own._surely_whole(one, None) and hiccups.left == 0
+
+
+def test_output_of_attempts_before_is_not_read_once_more(tmp_path: Path, hiccups: Hiccups) -> None:
+    (tmp_path / "out").write_text("step 900\n")
+    hiccups.fails(2)
+    output = Output(tmp_path / "out", lambda line: int(line.split()[1]))
+    (tmp_path / "out").write_text("step 900\nstep 1\n")
+    report = output.read(0.0)
+    assert report is not None and report[0] == 1
+
+
 # --- what others have written -------------------------------------------------------------------------
 
 
@@ -419,6 +447,19 @@ def test_a_spare_file_that_cannot_be_seen_is_none(tmp_path: Path, hiccups: Hiccu
     spare.keep(10)
     hiccups.fails(0)
     assert spare.replace(b"{}")
+
+
+def test_a_journal_is_written_though_no_room_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(descriptor: int) -> object:
+        raise OSError(errno.EIO, "Input/output error")
+
+    journal = Journal(tmp_path / "journal")
+    monkeypatch.setattr(os, "fstatvfs", broken)
+    journal._kept = 0
+    journal.append([ev.DrainRequested(at=1.0)])
+    assert journal.seq == 1
 
 
 def test_rows_that_cannot_be_seen_stay(tmp_path: Path, hiccups: Hiccups) -> None:

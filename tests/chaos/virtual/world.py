@@ -182,6 +182,7 @@ class World:
                 pass  # the agent waits for the disk, in the middle of a round: stops are played between two
             case "all stopped", (seconds,):
                 self.clock.stand_still(seconds)
+                self._disturbs()
                 self.stopped_s += seconds
                 if self.limit is not None:  # the batch system stopped it, and does not count that time
                     self.limit += seconds
