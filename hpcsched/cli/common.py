@@ -16,6 +16,7 @@ from hpcsched import config
 from hpcsched.accounts import name_of
 from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
+from hpcsched.patience import settle
 from hpcsched.printing import json_for_terminals, printable, suggestion
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir, RunDirError
@@ -199,9 +200,12 @@ def find_run(ctx: click.Context, dir_: str | None, *, begins: bool = False) -> R
 def run_folder(ctx: click.Context, dir_: str | None, *, begins: bool = False) -> Path:
     """The folder of the run meant: the command's --dir, the global one, $HPCSCHED_DIR, files, default."""
     settings: config.Settings = ctx.obj
-    if given := dir_ or settings.values.get("dir"):
-        return Path(given).absolute()
-    return run_folders.of_next_run(Path.cwd()) if begins else run_folders.newest(Path.cwd())
+    given = dir_ or settings.values.get("dir")
+    here = Path(given).absolute() if given else Path.cwd()
+    settle(here)  # what cannot be listed just now is not empty
+    if given:
+        return here
+    return run_folders.of_next_run(here) if begins else run_folders.newest(here)
 
 
 def goes_on(options: Mapping[str, Any]) -> bool:

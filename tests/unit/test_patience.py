@@ -27,6 +27,7 @@ from hpcsched.agent.recovery import saved_steps
 from hpcsched.agent.resuming import Search
 from hpcsched.agent.save_room import Place, SaveRoom
 from hpcsched.batch.local import Local
+from hpcsched.cli.common import run_folder
 from hpcsched.cli.pool import group
 from hpcsched.contract import files
 from hpcsched.contract.state import State
@@ -494,6 +495,17 @@ def test_what_is_known_of_a_run_is_read_again(tmp_path: Path, hiccups: Hiccups) 
     for after in range(3):  # the record says first whether a newer hpcsched has written there
         hiccups.fails(2, after=after)
         assert read_run(rundir).state and hiccups.left == 0
+
+
+@pytest.mark.parametrize("given", [None, "hpcsched-run"])
+def test_the_folder_of_a_run_is_waited_for(
+    tmp_path: Path, hiccups: Hiccups, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    a_run(tmp_path / "hpcsched-run")
+    monkeypatch.chdir(tmp_path)
+    hiccups.fails(3)
+    found = run_folder(cast(Any, SimpleNamespace(obj=SimpleNamespace(values={}))), given)
+    assert found == tmp_path / "hpcsched-run" and hiccups.left == 0
 
 
 def test_a_pool_lives_on(capsys: pytest.CaptureFixture[str]) -> None:
