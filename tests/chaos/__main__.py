@@ -19,6 +19,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from machine import machine
+
 from .virtual.campaign import played, told
 from .virtual.schedule import drawn
 
@@ -134,8 +138,8 @@ def main(words: Sequence[str]) -> int:
     took_s = time.monotonic() - began
     print(f"{count} schedules in {took_s:.0f} s, {len(bad)} with violations")
     if args.json:
-        table = {"schedules": count, "first": args.first, "seconds": round(took_s, 1)}
-        args.json.write_text(json.dumps({**table, "violations": bad}, indent=1) + "\n")
+        table = {"schedules": count, "first": args.first, "seconds": round(took_s, 1), "violations": bad}
+        args.json.write_text(json.dumps({"machine": machine(), **table}, indent=1) + "\n")
     if bad and not args.as_is:
         print(told(drawn(min(bad))))
     return bool(bad)

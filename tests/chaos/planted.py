@@ -15,9 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from machine import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -193,6 +197,11 @@ def seconds_until_found(fault: Fault, seconds: float) -> tuple[float | None, str
     return (took_s if done.returncode == 1 else None), said
 
 
+def told(seconds: float, rows: Sequence[Mapping[str, object]]) -> str:
+    """The page of `--json`."""
+    return json.dumps({"machine": machine(), "seconds_each": seconds, "faults": rows}, indent=1) + "\n"
+
+
 def main(words: Sequence[str]) -> int:
     """Plant one fault after the other; the exit code."""
     parser = argparse.ArgumentParser(prog="planted", description=__doc__.partition("\n")[0])
@@ -209,7 +218,7 @@ def main(words: Sequence[str]) -> int:
         print(f"{fault.name} ({fault.file}): {found}; {said[:200]}", flush=True)
         rows.append({"fault": fault.name, "file": fault.file, "found_s": took_s, "violated": said})
     if args.json:
-        args.json.write_text(json.dumps({"seconds_each": args.seconds, "faults": rows}, indent=1) + "\n")
+        args.json.write_text(told(args.seconds, rows))
     return any(row["found_s"] is None for row in rows)
 
 

@@ -1,6 +1,6 @@
 """Bugs put in on purpose, one at a time, in a copy of the package: each has to be found.
 
-    python -m tests.chaos.real.planted [--seconds 300] [--at-once 4] [--only WORD]
+    python -m tests.chaos.real.planted [--seconds 300] [--at-once 4] [--only WORD] [--json FILE]
 
 Says which schedule has found each, by what, and after how long. Exit code 1: one was not found in time.
 """
@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.chaos.planted import Fault
+from tests.chaos.planted import Fault, told
 
 BUGS = (
     Fault(
@@ -111,16 +111,20 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--at-once", type=int, default=4, metavar="N")
     parser.add_argument("--only", default="", metavar="WORD")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(words)
-    missed = 0
+    rows = []
     for bug in BUGS:
         if args.only not in bug.name:
             continue
         began = time.monotonic()
         by = found(bug, args.seconds, args.at_once)
-        missed += not by
-        print(f"{bug.name}: {by or 'NOT FOUND'} ({time.monotonic() - began:.0f} s)", flush=True)
-    return bool(missed)
+        took_s = time.monotonic() - began
+        print(f"{bug.name}: {by or 'NOT FOUND'} ({took_s:.0f} s)", flush=True)
+        rows.append({"fault": bug.name, "file": bug.file, "found_s": took_s if by else None, "violated": by})
+    if args.json:
+        args.json.write_text(told(args.seconds, rows))
+    return any(row["found_s"] is None for row in rows)
 
 
 if __name__ == "__main__":
