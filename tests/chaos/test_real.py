@@ -6,9 +6,11 @@ import pytest
 
 from tests.chaos.planted import Fault
 from tests.chaos.real.campaign import play, unplayed
+from tests.chaos.real.checks import lost
 from tests.chaos.real.planted import BUGS
 from tests.chaos.real.schedule import FLAVOURS, drawn
 from tests.chaos.real.weights import ROOT
+from tests.chaos.real.world import Line
 
 
 @pytest.mark.parametrize("seed", [19, pytest.param(33, marks=pytest.mark.slow)])
@@ -27,6 +29,13 @@ def test_a_seed_is_a_schedule() -> None:
             len(smaller.faults) + len(smaller.jobs) < len(one.faults) + len(one.jobs)
             for smaller in one.smaller()
         )
+
+
+def test_who_has_not_begun_has_lost_nothing_and_hides_nothing() -> None:
+    lines = [Line("a", 1, 10, "begin", 0, 1.0), Line("a", 1, 10, "saved", 30, 2.0)]
+    lines += [Line("a", 1, 10, "step", 40, 2.5), Line("b", 2, 11, "fail", 116, 3.0)]
+    lines += [Line("c", 3, 12, "begin", 30, 4.0), Line("c", 3, 12, "saved", 40, 5.0)]
+    assert lost(lines) == (9, 10)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)

@@ -201,7 +201,7 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
         one = next((j for j in world.schedule.jobs if j.name == name), None)
         if one is None or one.kind not in ("contract", "shell"):
             continue
-        least, most = _lost(world.ledger(name))
+        least, most = lost(world.ledger(name))
         if job.repeated > most:
             yield f"{name}: {job.repeated} steps are told to be repeated, {most} were lost"
         if not agents and not world.schedule.hosts and job.repeated < least:
@@ -209,19 +209,20 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
             yield f"{told}, {least} were lost, and no agent has died"
 
 
-def _lost(lines: list[Line]) -> tuple[int, int]:
+def lost(lines: list[Line]) -> tuple[int, int]:
     """How many steps a job has done and could not go on from: at least, and at most.
 
     A step is told after its line was written, so one that dies may have told one less. What the last process
-    has lost is not repeated by any.
+    has lost is not repeated by any. One that has not begun has neither lost nor gone on from anything.
     """
     parts = [list(part) for _, part in groupby(lines, lambda line: line.word)]
+    parts = [part for part in parts if _begin(part) is not None]
     least = most = 0
     for number, part in enumerate(parts):
         after = parts[number + 1] if number + 1 < len(parts) else None
-        begin = _begin(after) if after else max(_savings(parts))
+        begin = (_begin(after) or 0) if after else max(_savings(parts))
         done = max((line.step for line in part if line.what in ("begin", "step")), default=0)
-        if begin is not None and done > begin:
+        if done > begin:
             most += done - begin
             least += done - begin - 1 if after else 0
     return least, most
