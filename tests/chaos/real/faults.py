@@ -227,6 +227,7 @@ class Faults:
         mine = self.world.lives[-1].process
         done = self.world.command(*self.world.words(resume=True), real=True, timeout_s=PATIENCE_S)
         self.world.struck["second agent"] += 1
+        self.world.lives[-1].forestalled |= done.code != 2
         deadline = time.monotonic() + LINGERS_S
         while done.code != 2 and mine.poll() is None:
             if time.monotonic() > deadline:  # else the run was over, or left: another agent may have it

@@ -98,7 +98,8 @@ class Player(Faults):
             world.wrong.append(f"an agent shows a traceback: {last}")
         refused = code == 2 and "not taken from what waited: refused" in life.said and self._noisy
         late = code == -signal.SIGTERM and world.page()["run"]["state"] == "FINISHED"  # it was over already
-        led = code == 2 and world.guest is not None and "another agent" in life.said
+        other = world.guest is not None or life.forestalled
+        led = code == 2 and other and "another agent" in life.said
         run, last = world.page()["run"], life.said.strip().rpartition("\n")[2]
         led_it = (run.get("agent") or {}).get("pid") == life.process.pid and run["state"] != "FINISHED"
         if code == 1 and led_it and any(os.strerror(number) in last for number in PASSING):

@@ -57,6 +57,8 @@ class Life:
     """It was killed at the end of its allocation."""
     late: bool = False
     """And there was work left."""
+    forestalled: bool = False
+    """The one that was begun as a second agent has come first."""
 
     @property
     def said(self) -> str:
