@@ -63,7 +63,7 @@ class LocalWorkers:
         self.on_failed: Callable[[bool], tuple[str, bool]] = lambda killed: ("", False)
         """Called when a rank has failed, with whether by a SIGKILL that is not ours: how memory ran out ("":
         it did not), and whether that was the job's own limit."""
-        self.on_held: Callable[[int], object] = lambda attempt: None
+        self.on_held: Callable[[int], object] | None = None
         """Called, once all have ended, with the attempt that has left its state in shared memory."""
         self.before_leaving: list[Callable[[], object]] = []
         """Called when they are about to be asked to save and leave, and when they have all ended."""
@@ -314,6 +314,8 @@ class LocalWorkers:
                     self._killed += kill()
             if self._code == SUSPENDED:  # its keeper is marked, too
                 self._find_held()
+            elif self.on_held:
+                self._forget_held()
             for call in self.at_end:
                 call()
         return self._code
@@ -342,8 +344,16 @@ class LocalWorkers:
             with contextlib.suppress(OSError, BadInput):
                 held = self._folder / files.held(attempt) if self._folder else None
                 self.held = patiently(partial(read_file, held, most_bytes=SMALL_BYTES)) if held else None
-                self.on_held(attempt)
+                if self.on_held:
+                    self.on_held(attempt)
                 return
+
+    def _forget_held(self) -> None:
+        """What one has said that was killed as it left: nobody keeps its state, none may wait for that."""
+        for attempt in self._attempts if self._folder else ():
+            with contextlib.suppress(OSError):
+                assert self._folder
+                (self._folder / files.held(attempt)).unlink(missing_ok=True)
 
     def _look(self) -> None:
         """Note the ranks that have ended, without reaping them, and kill what they have left behind.

@@ -210,6 +210,14 @@ def test_nothing_is_kept_otherwise(
     assert launcher.keeping() == set()
 
 
+@pytest.mark.parametrize("end_", ["exit 1", "kill -9 $$"])
+def test_what_one_says_that_is_killed_as_it_leaves_has_nobody_wait(
+    launcher: LocalLauncher, tmp_path: Path, end_: str
+) -> None:
+    end(launch(launcher, tmp_path, HOLDS.replace("exit 75", end_)))
+    assert launcher.keeping() == set() and not (tmp_path / "held.1").exists()
+
+
 def test_only_the_host_of_rank_0_keeps(launcher: LocalLauncher, tmp_path: Path) -> None:
     wanted = replace(plan(tmp_path, ["sh", "-c", "touch held.1; exit 75"]), arena=True)
     end(launcher.launch(wanted, RankPlacement(first_rank=1, world_size=2, port=4711)))
