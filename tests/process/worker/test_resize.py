@@ -116,6 +116,7 @@ def test_an_agent_that_has_gone_holds_no_memory_so_the_state_goes_to_disk(job: E
     job.env["HPCSCHED_NOTIFY_PID"] = str(agent.pid)
     ranks = job.begin(1, pause=0.02)
     job.word()
+    eventually(job.steps_seen)
     job.order(suspend={"quick": True})
     agent.kill()
     agent.wait()
