@@ -173,6 +173,7 @@ class Agent:
             events += self._progress()
         if events:
             self._process(events)
+        self._recorder.settle(now)
         if self._r.hosts and self._machine.deadline.draining:
             self._r.hosts.drain()
         self._ask_for_jobs()

@@ -6,6 +6,7 @@ wrong with it or with the code, makes a run impossible to resume.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -19,6 +20,10 @@ from hpcsched.store.replay import replay, void_of
 
 _NOT_DURABLE = (ev.StartWaited, ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
 """Events that are written without fsync: they are seen again, or their attempt is lost anyway."""
+
+ON_DISK_WITHIN_S = 1.0
+"""For how long that an attempt has begun may be in the file system's memory alone (chosen): one that a loss
+of power has forgotten is begun anew, whatever it has saved."""
 
 _WAKING = (ev.WorkersExited, ev.WorkersResized, ev.ResizeFailed)
 """Events that workers announce with a SIGUSR1."""
@@ -58,6 +63,15 @@ class Recorder:
 
     def __init__(self, machine: Machine, journal: Journal) -> None:
         self._machine, self._journal = machine, journal
+        self._since: float | None = None
+        """Since when (monotonic time) the beginning of an attempt may not be on disk."""
+
+    def settle(self, now: float) -> None:
+        """Have the attempts that have begun be on disk, where they have not been for long (monotonic time).
+        Raises StoreError."""
+        if self._since is not None and now >= self._since + ON_DISK_WITHIN_S:
+            self._journal.append([])
+            self._since = None
 
     def take(self, events: Sequence[ev.Event]) -> Iterator[tuple[ev.Event, list[Action]]]:
         """Each event once it is handled, with the actions that it leads to. An event that fails is replaced
@@ -67,6 +81,10 @@ class Recorder:
         """
         durable = not all(isinstance(event, _NOT_DURABLE) for event in events)
         self._journal.append(events, sync=durable)
+        if durable:
+            self._since = None
+        elif self._since is None and any(isinstance(event, ev.WorkersSpawned) for event in events):
+            self._since = time.monotonic()
         first = self._journal.seq - len(events) + 1
         waiting = deque(enumerate(events, first))
         while waiting:
