@@ -22,7 +22,8 @@ from hpcsched.testing.conformance_launch import DEADLINE_S, plan, reaped
 
 # Its cores are set right after its start, which is before the launch has returned.
 SHOW = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n" + (
-    "print(os.environ['OMP_NUM_THREADS'], *sorted(os.sched_getaffinity(0)), flush=True)"
+    "said = [os.environ['OMP_NUM_THREADS'], *map(str, sorted(os.sched_getaffinity(0)))]\n"
+    "os.write(1, (' '.join(said) + chr(10)).encode())"  # in one piece: print() writes several
 )
 CORES = sorted(os.sched_getaffinity(0))
 
