@@ -173,7 +173,6 @@ class Agent:
             events += self._progress()
         if events:
             self._process(events)
-        self._recorder.settle(now)
         if self._r.hosts and self._machine.deadline.draining:
             self._r.hosts.drain()
         self._ask_for_jobs()

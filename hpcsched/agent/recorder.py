@@ -6,12 +6,11 @@ wrong with it or with the code, makes a run impossible to resume.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 from hpcsched.core import events as ev
-from hpcsched.core.actions import Action
+from hpcsched.core.actions import Action, Launch
 from hpcsched.core.machine import Machine
 from hpcsched.errors import HpcschedError
 from hpcsched.policy import make_policy
@@ -19,11 +18,8 @@ from hpcsched.store.journal import Journal
 from hpcsched.store.replay import replay, void_of
 
 _NOT_DURABLE = (ev.StartWaited, ev.WorkersSpawned, ev.WorkersReady, ev.ProgressObserved)
-"""Events that are written without fsync: they are seen again, or their attempt is lost anyway."""
-
-ON_DISK_WITHIN_S = 1.0
-"""For how long that an attempt has begun may be in the file system's memory alone (chosen): one that a loss
-of power has forgotten is begun anew, whatever it has saved."""
+"""Events that are written without fsync: they are seen again, or their attempt is lost anyway. One that has
+a job launched is on disk before that: else it would begin anew beside what this attempt will have saved."""
 
 _WAKING = (ev.WorkersExited, ev.WorkersResized, ev.ResizeFailed)
 """Events that workers announce with a SIGUSR1."""
@@ -63,15 +59,6 @@ class Recorder:
 
     def __init__(self, machine: Machine, journal: Journal) -> None:
         self._machine, self._journal = machine, journal
-        self._since: float | None = None
-        """Since when (monotonic time) the beginning of an attempt may not be on disk."""
-
-    def settle(self, now: float) -> None:
-        """Have the attempts that have begun be on disk, where they have not been for long (monotonic time).
-        Raises StoreError."""
-        if self._since is not None and now >= self._since + ON_DISK_WITHIN_S:
-            self._journal.append([])
-            self._since = None
 
     def take(self, events: Sequence[ev.Event]) -> Iterator[tuple[ev.Event, list[Action]]]:
         """Each event once it is handled, with the actions that it leads to. An event that fails is replaced
@@ -81,10 +68,6 @@ class Recorder:
         """
         durable = not all(isinstance(event, _NOT_DURABLE) for event in events)
         self._journal.append(events, sync=durable)
-        if durable:
-            self._since = None
-        elif self._since is None and any(isinstance(event, ev.WorkersSpawned) for event in events):
-            self._since = time.monotonic()
         first = self._journal.seq - len(events) + 1
         waiting = deque(enumerate(events, first))
         while waiting:
@@ -97,6 +80,9 @@ class Recorder:
                 void = self._void(record, event, error)
                 waiting.append((self._journal.seq, void))
                 continue
+            if not durable and any(isinstance(action, Launch) for action in actions):
+                self._journal.append([])  # what is there goes to disk
+                durable = True
             yield event, actions
 
     def _void(self, record: int, event: ev.Event, error: Exception) -> ev.EventVoided:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from signal import Signals
 
 from hpcsched.contract import files, variables
@@ -314,8 +315,8 @@ class LocalWorkers:
                     self._killed += kill()
             if self._code == SUSPENDED:  # its keeper is marked, too
                 self._find_held()
-            elif self.on_held:
-                self._forget_held()
+            elif self.on_held and self._folder:
+                self._forget_held(self._folder)
             for call in self.at_end:
                 call()
         return self._code
@@ -348,12 +349,11 @@ class LocalWorkers:
                     self.on_held(attempt)
                 return
 
-    def _forget_held(self) -> None:
+    def _forget_held(self, folder: Path) -> None:
         """What one has said that was killed as it left: nobody keeps its state, none may wait for that."""
-        for attempt in self._attempts if self._folder else ():
+        for attempt in self._attempts:
             with contextlib.suppress(OSError):
-                assert self._folder
-                (self._folder / files.held(attempt)).unlink(missing_ok=True)
+                (folder / files.held(attempt)).unlink(missing_ok=True)
 
     def _look(self) -> None:
         """Note the ranks that have ended, without reaping them, and kill what they have left behind.

@@ -340,7 +340,7 @@ class Journal:
         self._keep_room()
 
     def append(self, events: Sequence[ev.Event], *, sync: bool = True) -> None:
-        """Append events in one write; with `sync`, they are on disk when this returns.
+        """Append events in one write; with `sync`, they and all before are on disk when this returns.
 
         Raises StoreError, with nothing added: a half-written record is cut off again. An error that may pass
         is waited for.

@@ -90,7 +90,8 @@ def _of_real(rows: Sequence[Page]) -> list[Row]:
     torch, hosts = sum(row["torch"] for row in played), sum(row["hosts"] > 1 for row in played)
     faults = sum(sum(row["faults"].values()) for row in played)
     ends, saved = (sum(row["walltimes"][n] for row in played) for n in (0, 1))
-    said = f"{len(played):,} with {faults:,} faults and doings of users, {len(bad)} violated"
+    commits = ", ".join(sorted({row["commit"] for row in played}))
+    said = f"{len(played):,} at {commits} with {faults:,} faults and doings of users, {len(bad)} violated"
     return [
         Row(
             "schedules over real processes", f"{REAL:,}, none violated", said, len(played) >= REAL and not bad

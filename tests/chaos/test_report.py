@@ -15,8 +15,16 @@ VIRTUAL = {"schedules": 10_000, "first": 0, "seconds": 900.0, "violations": {}}
 
 
 def _schedule(seed: int, **other: Any) -> dict[str, Any]:
-    row = {"seed": seed, "flavour": "hosts", "skipped": "", "violations": [], "torch": True, "hosts": 2}
-    return {**row, "faults": {"kill agent": 1}, "lives": 2, "walltimes": [1, 1], **other}
+    row = {"seed": seed, "flavour": "hosts", "commit": "c0ffee", "skipped": "", "violations": []}
+    return {
+        **row,
+        "torch": True,
+        "hosts": 2,
+        "faults": {"kill agent": 1},
+        "lives": 2,
+        "walltimes": [1, 1],
+        **other,
+    }
 
 
 REAL = [_schedule(seed) for seed in range(1000)]
@@ -38,7 +46,7 @@ def test_parts_come_one_after_the_other(tmp_path: Path) -> None:
     assert code == 0
     assert [row["measured"] for row in page["rows"]] == [
         "10,000 in 15 minutes, 0 violated",
-        "1,000 with 1,000 faults and doings of users, 0 violated",
+        "1,000 at c0ffee with 1,000 faults and doings of users, 0 violated",
         "1000",
         "1000",
         "1000 of 1000",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,15 @@ def test_without_a_journal_too_a_state_in_memory_reaches_the_disk() -> None:
     keeps = Habits(saves=False, suspend_s=1.0, keeps_s=6.0)
     violated, world = play(one_job(keeps, Doing(8.0, "suspend", ("a",)), Doing(8.3, "no room", (2.5,))))
     assert violated == [] and any("waiting for that" in line for line in world.said)
+
+
+@pytest.mark.parametrize("at", [2.8, 2.9])
+def test_who_begins_because_another_is_ready_is_known_after_a_loss_of_power(at: float) -> None:
+    alone = one_job(Habits(save_every_s=30.0), Doing(at, "node dies"))
+    behind = replace(alone.jobs[0], name="b", background=True)
+    habits = {"a": alone.habits["a"], "b": Habits(save_every_s=2.2)}
+    violated, world = play(replace(alone, seed=2, jobs=(alone.jobs[0], behind), habits=habits))
+    assert violated == [] and world.ledger.of("b")[1].begin == 22
 
 
 def test_a_warning_is_heard_that_comes_before_the_agent_listens() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcsched.agent.node.link import HEAD_ANSWERS_WITHIN_S
-from hpcsched.agent.recorder import ON_DISK_WITHIN_S
 from hpcsched.core.machine import Machine
 from hpcsched.policy import make_policy
 from hpcsched.store.replay import replay
@@ -21,9 +20,6 @@ from .world import Line, World
 
 GONE_WITHIN_S = 15.0
 """How long the last processes of a run that is over may take to end."""
-
-NEXT_LOOK_S = 1.5
-"""How long an agent that is disturbed by nothing may take to look whether that has come."""
 
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
 
@@ -157,8 +153,6 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
         if begin is None:
             continue
         known = _savings(parts[:number])
-        if number == 1 and _forgotten(world, parts[0]):
-            known |= {0}
         if own_saves:  # its newest checkpoint may be half written: the one before it is as good
             before = {line.step for part in parts[:number] for line in part if line.what == "saved"}
             since, until = parts[number - 1][0].at, after[0].at
@@ -171,12 +165,6 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
                 f"{name}: attempt {after[0].attempt} began at step {begin}, saved were {sorted(known)}, "
                 f"the last line before is {last.what} {last.step}"
             )
-
-
-def _forgotten(world: World, first: list[Line]) -> bool:
-    """Whether a loss of power has come before it was sure to be on disk that there was a first attempt."""
-    until = first[0].at + ON_DISK_WITHIN_S + NEXT_LOOK_S
-    return any(what == "power loss" and first[0].at <= at <= until for at, what in world.disturbed)
 
 
 def _savings(parts: list[list[Line]]) -> set[int]:
@@ -196,7 +184,7 @@ def _goes_on_from_files(world: World, machine: Machine, name: str, parts: list[l
     seen = world.saved.get(str(machine.run.by_name.get(name)), [])
     wide = max((b.step - a.step for part in parts for a, b in pairwise(part)), default=1)
     for before, after in pairwise(parts):
-        begin, done = after[0].step, before[-1].step + max(1, wide)  # larger batches count for several steps
+        begin, done = after[0].step, before[-1].step + max(1, wide)  # a large batch counts for several steps
         durable = max((step for at, step in seen if at < after[0].at - 0.05), default=0)
         if begin < durable:
             yield f"{name}: went on at step {begin}, {durable} was saved"

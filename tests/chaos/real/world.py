@@ -138,8 +138,6 @@ class World:
     """What was done, for people."""
     wrong: list[str] = field(default_factory=list)
     """Violations seen on the way."""
-    acknowledged_bytes: int = 0
-    """How long the journal was when the newest command had been acknowledged."""
 
     def __post_init__(self) -> None:
         self.bench = Bench(self.folder)
@@ -209,9 +207,6 @@ class World:
             )
         self.answers.append(answer)
         self.note(f"`{' '.join(words)}` -> {answer.code}: {answer.said.strip()[-200:]}")
-        if answer.code == 0:
-            with contextlib.suppress(OSError):
-                self.acknowledged_bytes = self.bench.rundir.journal.stat().st_size
         return answer
 
     def start(self, *words: str) -> Life:

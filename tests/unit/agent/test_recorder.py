@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 import pytest
 
-from hpcsched.agent.recorder import ON_DISK_WITHIN_S, Recorder
+from hpcsched.agent.recorder import Recorder
 from hpcsched.core import events as ev
 from hpcsched.core.machine import Machine
 from hpcsched.core.reasons import Why
@@ -53,29 +50,6 @@ def test_a_poisonous_event_is_voided_and_what_came_with_it_stands(run, path):
     assert state_of(again.machine) == state_of(machine)
     assert again.commands == {"17"}  # it is not tried again
     assert voided(path) == {taken[1].record}
-
-
-def test_that_an_attempt_has_begun_is_on_disk_soon(run, monkeypatch):
-    recorder, _ = run
-    synced = list[int]()
-    monkeypatch.setattr(os, "fdatasync", synced.append)
-    began = time.monotonic()
-    spawned = ev.WorkersSpawned(at=60.0, job_id=1, attempt=1, processes=((7, 7),), host="n1")
-    progress = ev.ProgressObserved(at=60.0, progress=())
-    list(recorder.take([progress]))
-    recorder.settle(began + 60.0)  # that can wait
-    assert not synced
-    list(recorder.take([spawned]))
-    list(recorder.take([progress]))
-    recorder.settle(began + 0.9)
-    assert not synced
-    recorder.settle(time.monotonic() + ON_DISK_WITHIN_S)
-    recorder.settle(time.monotonic() + 60.0)
-    assert len(synced) == 1
-    list(recorder.take([spawned]))
-    list(recorder.take([ev.CheckpointSaved(at=61.0, job_id=1, attempt=1, step=9)]))
-    recorder.settle(time.monotonic() + 60.0)
-    assert len(synced) == 2
 
 
 def test_the_run_goes_on_after_it(run, path):
