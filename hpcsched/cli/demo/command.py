@@ -116,7 +116,8 @@ def _run(ctx: click.Context, queue: Queue) -> int:
 
     def ended(life: Any) -> int:
         if life.exit_code:
-            tell_result(life, as_json=False, gantt=None, compare=(), again="")
+            listed = f"hpcsched status --dir {shlex.quote(str(run))}"
+            tell_result(life, as_json=False, gantt=None, compare=(), again="", listed=listed)
         else:
             _tell(queue, run, life.machine)
         return int(life.exit_code)

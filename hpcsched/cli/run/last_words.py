@@ -19,6 +19,8 @@ from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
 from hpcsched.printing import hanging, json_for_terminals, printable, room
 
+FAILURES = 20
+"""Failed jobs of which it is told why; of the others, how many."""
 TAIL_LINES = 10
 TAIL_BYTES = 2**16
 TAIL_CHARACTERS = 300
@@ -27,8 +29,10 @@ _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 """What has a terminal change its colours: without one it is noise."""
 
 
-def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str) -> None:
-    """Print the result at the end: JSON, or tables."""
+def tell_result(
+    life: Any, *, as_json: bool, gantt: Path | None, compare: Sequence[str], again: str, listed: str
+) -> None:
+    """Print the result at the end: JSON, or tables. `again` goes on with the run, `listed` shows its jobs."""
     from msgspec.structs import replace
 
     from hpcsched.cli.run.results import result_of, simulated
@@ -68,9 +72,12 @@ def tell_result(life: Any, *, as_json: bool, gantt: Path | None, compare: Sequen
                 "\nthis run, and what others would have taken (simulated with the same profiles):", lines=True
             )
             say(comparison_table(results, width=width), lines=True)
-    for job in machine.run.jobs.values():
-        if job.state.failed:
-            _tell_failure(life, job.id)
+    failed = [job for job in machine.run.jobs.values() if job.state.failed]
+    for job in failed[:FAILURES]:
+        _tell_failure(life, job.id)
+    if others := failed[FAILURES:]:
+        states = ",".join(sorted({job.state.code for job in others}))
+        say(f"hpcsched: {len(others)} more failed: `{listed} --states {states}` lists them", err=True)
     for why in life.refused:
         say(f"hpcsched: not taken from what waited: {why}", err=True)
     if life.exit_code == 130:

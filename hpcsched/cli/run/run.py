@@ -360,7 +360,8 @@ def conduct(
         finally:
             observers.close()
         code = life.exit_code
-        again = f"hpcsched {command} --resume{run_folders.named(root or rundir.root)}"
+        meant = run_folders.named(root or rundir.root)
+        again = f"hpcsched {command} --resume{meant}"
         if check is not None:
             check(life.machine)
         if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
@@ -370,7 +371,8 @@ def conduct(
             if report is not None:
                 code = report(life) if code in (0, 1, 2) else code
             elif not life.moved or as_json:  # of a run that goes on elsewhere `status` tells
-                tell_result(life, as_json=as_json, gantt=gantt, compare=others, again=again)
+                listed = f"hpcsched status{meant}"
+                tell_result(life, as_json=as_json, gantt=gantt, compare=others, again=again, listed=listed)
                 if code == 2 and life.edits.said:
                     edited = ", ".join(life.machine.run.jobs[job_id].spec.name for job_id in life.edits.said)
                     say(

@@ -6,6 +6,8 @@ import time
 
 from livebench import Bench, job, saves
 
+from hpcsched.cli.run.last_words import FAILURES
+
 CPU = ["--devices", "cpu:2"]
 
 
@@ -70,6 +72,16 @@ def test_a_program_that_dies_at_start_is_tried_again_and_its_last_words_are_show
     assert "exit code 3: no such data" in done.stderr
     assert "command not found: 'no-such-command'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_of_many_that_fail_a_few_say_why_and_a_command_lists_the_others(bench: Bench) -> None:
+    none = [job(f"none{n}", command=["no-such-command"], gpus=1) for n in range(FAILURES + 3)]
+    done = bench("run", bench.set_of(*none), *CPU)
+    assert done.returncode == 1
+    assert sum(line.startswith("hpcsched: job ") for line in done.stderr.splitlines()) == FAILURES
+    told = f"hpcsched: 3 more failed: `hpcsched status --dir {bench.dir} --states F` lists them\n"
+    assert told in done.stderr
+    assert bench("status", "--states", "F").stdout.count("\n") >= FAILURES + 3
 
 
 def test_when_one_rank_dies_the_others_are_ended(bench: Bench) -> None:
