@@ -118,3 +118,29 @@ def test_a_time_limit_does_not_ring_while_its_job_waits_for_its_modules(monkeypa
                 effects.perform(SetTimer(at=0.0, cause=waits.cause, key=(kind, job_id, 1), due=4.0))
         rung = sorted(event.key for event in effects.collect())
     assert rung == [("grace", 1, 1), ("grace", 2, 1), ("time", 2, 1)]
+
+
+def test_what_is_kept_for_a_jobs_next_attempt_goes_once_there_will_be_none(monkeypatch):
+    run = Driver(gpus=2)
+    for name in ("ends", "runs"):
+        run.submit(a_job(name))
+        run.runs(name)
+    run.exits("ends", 0)
+    launcher, forgotten = FakeLauncher(), []
+    monkeypatch.setattr(launcher, "forget", forgotten.append)
+    with selectors.DefaultSelector() as selector:
+        effects = Effects(
+            machine=run.machine,
+            launcher=launcher,
+            site=SimpleNamespace(),
+            clock=SimpleNamespace(now=lambda: 5.0),
+            selector=selector,
+        )
+        effects._launched |= {1, 2}
+        for job_id in (1, 2):
+            effects.perform(SetTimer(at=0.0, cause=0, key=("time", job_id, 1), due=9.0 + job_id))
+        assert effects._timers.first == 10.0
+        assert list(effects.collect()) == []
+    assert forgotten == [1]
+    assert effects._timers.first == 11.0
+    assert effects._launched == {2}
