@@ -17,6 +17,7 @@ from hpcsched.contract import exits, files, variables
 from hpcsched.contract.state import State
 from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import BadInput, ConfigError, HpcschedError, StoreError
+from hpcsched.patience import patiently
 from hpcsched.worker.process.contract import JobEnv, say
 from hpcsched.worker.process.startup import fewer_collections, run_to_the_end
 
@@ -42,7 +43,7 @@ def main() -> int:
         if env is None:
             raise ConfigError(where="environment", key=variables.JOB_ID, got="not set", accepted="a number")
         _keep(env)
-        (env.job_dir / files.held(env.attempt)).unlink(missing_ok=True)
+        patiently(lambda: (env.job_dir / files.held(env.attempt)).unlink(missing_ok=True))
     except (HpcschedError, OSError) as error:
         with contextlib.suppress(OSError):  # whoever read our output may have gone
             say(f"what was left in shared memory could not be saved: {error}")
@@ -62,7 +63,7 @@ def _keep(env: JobEnv) -> None:
         step, samples = state["step"], state["samples"]
         path = _save(CheckpointStore(env.checkpoint_dir, env.keep), state)
     with arena.alone_with_state_file():
-        if not _is_recorded(env.job_dir / files.STATE, step) and path.exists():
+        if not _is_recorded(env.job_dir / files.STATE, step) and patiently(path.exists):
             env.write_state(step=step, samples=samples, checkpoint=path)
 
 
@@ -81,8 +82,10 @@ def _save(store: CheckpointStore, state: dict[str, Any]) -> Path:
 def _is_recorded(path: Path, step: int) -> bool:
     """Whether STATE.json tells of a checkpoint of this step, or a later one, that is there."""
     try:
-        record = State.decode(path.read_bytes())
-        return record.step >= step and record.checkpoint is not None and Path(record.checkpoint).exists()
+        record = State.decode(patiently(path.read_bytes))
+        if record.step < step or record.checkpoint is None:
+            return False
+        return patiently(Path(record.checkpoint).exists)
     except (OSError, BadInput):
         return False
 

@@ -13,7 +13,9 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from enum import IntFlag
+from functools import partial
 from pathlib import Path
+from stat import S_ISDIR
 from typing import NoReturn, SupportsFloat
 
 from hpcsched.compat import dataclass
@@ -25,6 +27,7 @@ from hpcsched.contract.state import State
 from hpcsched.contract.words import Ready
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.ownership import foreign, make_private
+from hpcsched.patience import patiently
 from hpcsched.worker.process.contract import JobEnv, ProgressWriter, say, sync_folder
 from hpcsched.worker.process.metrics_log import MetricsLog
 from hpcsched.worker.session.stopping import StopFlag
@@ -51,6 +54,8 @@ class _OnRecord:
     progress: ProgressWriter
     state: State | None
     saved_at: float
+    goes_on: bool
+    """Whether all that was on record before is known, so that what is newer had not been saved."""
     step: int = 0
     ready: bool = False
     log: MetricsLog | None = None
@@ -63,7 +68,9 @@ def _on_record(env: JobEnv | None) -> _OnRecord:
     found = _of_process.get(os.getpid())  # a forked child begins with a record of its own
     if found is None or found.env != env:
         progress = ProgressWriter(env.progress_fd if env else None)
-        found = _OnRecord(env, progress, _newest(env) if env else None, time.monotonic())
+        state = _newest(env) if env else None
+        goes_on = env is None or not env.resume or state is not None
+        found = _OnRecord(env, progress, state, time.monotonic(), goes_on)
         _of_process[os.getpid()] = found
     return found
 
@@ -81,7 +88,8 @@ class Link:
     says so.
 
     Raises ConfigError for variables that make no sense, and for a checkpoint on record that has somebody
-    else's files: frameworks run what is in one. WrongContract for an agent that does not fit.
+    else's files: frameworks run what is in one. WrongContract for an agent that does not fit. OSError where
+    what is on record cannot be read: to begin anew would be wrong.
     """
 
     def __init__(self) -> None:
@@ -210,7 +218,7 @@ class Link:
         """
         if self.env is None:
             raise RuntimeError("without hpcsched there is no place for checkpoints")
-        make_private(self.env.checkpoint_dir)
+        patiently(partial(make_private, self.env.checkpoint_dir))
         # Of an attempt of its own: what an earlier one was writing when it died is not written over.
         return self.env.checkpoint_dir / f"step-{step}-attempt-{self.env.attempt}"
 
@@ -232,7 +240,8 @@ class Link:
             _sync(found)
             self.env.write_state(step=step, samples=samples, checkpoint=found, metrics=metrics)
             if found.parent == self.env.checkpoint_dir:
-                _make_room(found, self.env.keep)
+                with contextlib.suppress(OSError):  # there may be more of them than need be
+                    _make_room(found, self.env.keep, later=self._record.goes_on)
         self._record.saved_at = time.monotonic()
         if self.env:
             self._record.state = State(step=step, samples=samples, checkpoint=str(found))
@@ -269,7 +278,9 @@ class Link:
         """
         if self.env and self.rank == 0 and metrics:
             # A `Session` of this process has a record of its own: what is newest is on disk.
-            found = _on_disk(self.env)
+            found = None
+            with contextlib.suppress(OSError, BadInput):
+                found = _on_disk(self.env)
             newest = found if found is not None and found.attempt == self.env.attempt else self._record.state
             state = newest or State(step=self._record.step)
             known = {name: value for name, value in state.metrics.items() if value is not None}
@@ -294,41 +305,50 @@ class Link:
 
 
 def _on_disk(env: JobEnv) -> State | None:
-    """What is on record of the job; None if there is nothing that can be read."""
-    try:
+    """What is on record of the job; None if there is nothing. Raises OSError, BadInput."""
+
+    def read() -> bytes:
         with (env.job_dir / files.STATE).open("rb") as file:
-            return State.decode(file.read(SMALL_BYTES + 1))
-    except (OSError, BadInput):
+            return file.read(SMALL_BYTES + 1)
+
+    try:
+        return State.decode(patiently(read))
+    except FileNotFoundError:
         return None
 
 
 def _newest(env: JobEnv) -> State | None:
-    """What the job has on record to go on from, if it is still there."""
+    """What the job has on record to go on from, if it is still there. Raises OSError."""
     if not env.resume:
         return None
     try:
-        with (env.job_dir / files.STATE).open("rb") as file:
-            state = State.decode(file.read(SMALL_BYTES + 1))
-    except OSError:
-        return None
+        state = _on_disk(env)
     except BadInput as error:
         if env.rank == 0:
             say(f"{files.STATE} cannot be read, so this begins anew: {error}")
+        return None
+    if state is None:
         return None
     if state.checkpoint is not None and not _is_there(Path(state.checkpoint)):
         if env.rank == 0:
             say(f"the checkpoint of step {state.step} is gone ({state.checkpoint}), so this begins anew")
         return None
-    if state.checkpoint is not None and (why := foreign(Path(state.checkpoint))):
+    if state.checkpoint is not None and (why := patiently(lambda: foreign(Path(state.checkpoint or "")))):
         accepted = "files of yours alone, as what is in them may be run"
         raise ConfigError(where=f"checkpoint of step {state.step}", got=why, accepted=accepted)
     return state
 
 
 def _is_there(path: Path) -> bool:
+    """Whether a checkpoint is there, and not empty. Raises OSError where that cannot be told."""
+
+    def look() -> bool:
+        about = path.stat()
+        return any(path.iterdir()) if S_ISDIR(about.st_mode) else about.st_size > 0
+
     try:
-        return any(path.iterdir()) if path.is_dir() else path.stat().st_size > 0
-    except OSError:
+        return patiently(look)
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -339,7 +359,7 @@ def _finite(number: float) -> float | None:
 def _sync(path: Path) -> None:
     """Have a file, or a folder with all that is in it, on the disk. Raises OSError."""
     for part in _files_of(path):
-        descriptor = os.open(part, os.O_RDONLY)
+        descriptor = patiently(partial(os.open, part, os.O_RDONLY))
         try:
             os.fsync(descriptor)
         finally:
@@ -356,8 +376,12 @@ def _files_of(path: Path) -> Iterator[Path]:
         yield path
 
 
-def _make_room(newest: Path, keep: int) -> None:
-    """Delete all places in the folder of `newest` but that and the `keep` - 1 before it."""
+def _make_room(newest: Path, keep: int, *, later: bool) -> None:
+    """Delete all places in the folder of `newest` but that and the `keep` - 1 before it.
+
+    `later`: also those of later steps. They were being written when an attempt died, if the newest that was
+    on record is known.
+    """
     places = {
         one: tuple(map(int, found.groups()))
         for one in newest.parent.iterdir()
@@ -365,8 +389,8 @@ def _make_room(newest: Path, keep: int) -> None:
     }
     if newest not in places:
         return
-    # What has a later step than the newest on record was being written when an attempt died.
     good = sorted((one for one in places if places[one] <= places[newest]), key=lambda one: places[one])
-    for one in places.keys() - set(good[-keep:]):
+    stay = set(good[-keep:]) | (set() if later else places.keys() - set(good))
+    for one in places.keys() - stay:
         with contextlib.suppress(OSError):
             shutil.rmtree(one) if one.is_dir() else one.unlink()

@@ -23,6 +23,7 @@ import torch
 
 from hpcsched.errors import StoreError
 from hpcsched.ownership import make_private
+from hpcsched.patience import patiently
 from hpcsched.worker.process.contract import private, say, sync_folder
 from hpcsched.worker.process.storable import storable
 
@@ -52,8 +53,17 @@ class CheckpointStore:
         """
         state = storable(state)
         path = self.folder / f"step-{state['step']:012d}.pt"
-        if path.exists() and not damage(path):
-            return path  # the same step of the same job: nothing new in it
+        try:
+            if patiently(path.exists) and not damage(path):
+                return path  # the same step of the same job: nothing new in it
+            patiently(lambda: self._write(path, state))
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
+        self.prune(self.keep)
+        return path
+
+    def _write(self, path: Path, state: Mapping[str, Any]) -> None:
+        """Write it, from the beginning; what an error leaves behind goes."""
         temporary = temporary_of(path, os.getpid())
         record_file = path.with_suffix(".json")
         record_temporary = temporary_of(record_file, os.getpid())
@@ -73,13 +83,11 @@ class CheckpointStore:
             sync_folder(self.folder)
             temporary.replace(path)
             sync_folder(self.folder)
-        except OSError as error:
+        except OSError:
             for left in (temporary, record_temporary):
                 with contextlib.suppress(OSError):
                     left.unlink(missing_ok=True)
-            raise StoreError(f"{path}: cannot be written: {error.strerror or error}") from error
-        self.prune(self.keep)
-        return path
+            raise
 
     def save_beside(self, name: str, state: Mapping[str, Any]) -> None:
         """Write a file of this name, which no checkpoint has, whole or not at all. Raises StoreError."""
@@ -162,9 +170,13 @@ class CheckpointStore:
         say(f"this job starts over; its former checkpoints are now in {aside}")
 
     def _files(self) -> list[Path]:
-        """Newest first."""
-        found = self.folder.glob("step-*")
-        return sorted((path for path in found if path.suffix in (".pt", SHARDED)), reverse=True)
+        """Newest first. Raises OSError."""
+        try:
+            found = patiently(lambda: list(self.folder.iterdir()))
+        except FileNotFoundError:
+            return []
+        names = (path for path in found if path.name.startswith("step-"))
+        return sorted((path for path in names if path.suffix in (".pt", SHARDED)), reverse=True)
 
 
 class _ChecksummingFile:
@@ -227,10 +239,13 @@ def record_of(path: Path) -> Path:
 
 
 def damage(path: Path, *, quick: bool = False) -> str | None:
-    """What is wrong with a checkpoint, or None; `quick` looks at lengths only, as always in sharded ones."""
+    """What is wrong with a checkpoint, or None; `quick` looks at lengths only, as always in sharded ones.
+
+    A file system that answers nothing for a moment is waited for.
+    """
     crc32 = None
     try:
-        record = json.loads(record_of(path).read_bytes())
+        record = json.loads(patiently(record_of(path).read_bytes))
         if path.suffix == SHARDED:
             sizes = {path / name: int(size) for name, size in record["files"].items()}
         else:
@@ -239,9 +254,9 @@ def damage(path: Path, *, quick: bool = False) -> str | None:
         return "its checksum file is missing or unreadable"
     try:
         for file, size in sizes.items():
-            if (found := file.stat().st_size) != size:
+            if (found := patiently(file.stat).st_size) != size:
                 return f"{found} bytes instead of {size}"
-        if crc32 is not None and not quick and _crc32(path) != crc32:
+        if crc32 is not None and not quick and patiently(lambda: _crc32(path)) != crc32:
             return "its checksum does not match"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"

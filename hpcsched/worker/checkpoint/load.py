@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from hpcsched.errors import StoreError
+from hpcsched.patience import patiently
 from hpcsched.worker.checkpoint.files import SHARDED, CheckpointStore, damage, first_line, record_of
 
 
@@ -40,7 +41,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
         return read_whole(path)
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = patiently(lambda: torch.load(path, map_location="cpu", weights_only=True))
     except Exception as error:  # torch.load fails in many ways on a file that is no checkpoint
         raise StoreError(f"{path}: cannot be read: {first_line(error)}") from error
     if not isinstance(state, dict):

@@ -28,6 +28,7 @@ from hpcsched.contract.state import State
 from hpcsched.contract.version import Version, fits
 from hpcsched.contract.words import Held, Ready
 from hpcsched.errors import BadInput, WrongContract
+from hpcsched.patience import patiently
 from hpcsched.watchers import let_read
 from hpcsched.worker.process.descriptors import offered
 from hpcsched.worker.process.guest import surroundings
@@ -45,19 +46,25 @@ def say(message: str) -> None:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that readers, and a crash, see the old or the new content, never a part.
 
-    Raises OSError when it cannot be written; the old content is then still there.
+    A file system that answers nothing for a moment is waited for. Raises OSError when it cannot be written;
+    the old content is then still there.
     """
     temporary = path.with_name(files.temporary(path.name, os.getpid()))
-    try:
+
+    def write() -> None:
         with open(temporary, "wb", opener=private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
+
+    try:
+        patiently(write)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
 
 
 def private(path: str, flags: int) -> int:
@@ -240,7 +247,7 @@ class JobEnv:
             metrics={name: float(value) for name, value in (metrics or {}).items()},
             loss=loss,
         )
-        self.job_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        patiently(lambda: self.job_dir.mkdir(mode=0o700, parents=True, exist_ok=True))
         write_atomically(self.job_dir / files.STATE, state.encode())
 
     def wake_agent(self) -> None:

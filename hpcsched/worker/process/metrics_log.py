@@ -13,6 +13,7 @@ from typing import SupportsFloat
 from hpcsched.contract import codec, files
 from hpcsched.contract.metrics import Point
 from hpcsched.errors import BadInput
+from hpcsched.patience import passes
 from hpcsched.watchers import let_read
 from hpcsched.worker.process.contract import say, write_atomically
 
@@ -105,8 +106,17 @@ class MetricsLog:
                 self._begin_line(self._descriptor)
             os.write(self._descriptor, line)
         except OSError as error:
+            if passes(error):  # only this point is lost
+                self._close()
+                return
             say(f"no metrics any more: {self._path}: {error.strerror}")
             self._path = None
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
 
     @staticmethod
     def _begin_line(descriptor: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -132,7 +133,8 @@ class StopFlag:
             self._reason = self._hosted.stop
         if self._reason is None and self._stop_file is not None and now >= self._next_look:
             self._next_look = now + _FILE_CHECK_S
-            if self._stop_file.exists():
+            with contextlib.suppress(OSError):  # a file system that answers nothing for a moment
+                self._stop_file.stat()
                 self._reason = self._stop_file.name
         if self._reason is None and self._notify_pid is not None and now >= self._next_check:
             self._next_check = now + _PARENT_CHECK_S

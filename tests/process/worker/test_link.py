@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -13,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hiccups import Hiccups
 
 import hpcsched
+from hpcsched import patience
 from hpcsched.errors import ConfigError
 from hpcsched.worker.link import Link, Wish
 from hpcsched.worker.process.contract import JobEnv
@@ -125,6 +128,52 @@ def test_a_training_begins_saves_and_leaves(job: Path, monkeypatch: pytest.Monke
 def test_the_stop_file_is_enough(job: Path) -> None:
     (job / "stop.2").touch()
     assert Link().wishes() is Wish.STOP
+
+
+def test_a_file_system_that_answers_nothing_for_a_moment_ends_no_training(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where it looks for the stop file, nor where it goes on, or saves."""
+    hiccups = Hiccups(job, monkeypatch)
+    link, now = Link(), time.monotonic()
+    hiccups.fails(1)
+    monkeypatch.setattr(time, "monotonic", lambda: now + 10.0)
+    assert link.wishes() is Wish.NOTHING and hiccups.left == 0
+    for calls in range(3):
+        hiccups.fails(1, errno.ESTALE, after=calls)
+        save(link, 7 + calls)
+        assert hiccups.left == 0
+    for calls in range(4):
+        hiccups.fails(1, after=calls)
+        assert again(monkeypatch, attempt=3 + calls).step == 9
+        hiccups.fails(0)
+
+
+def test_where_the_record_cannot_be_read_it_does_not_begin_anew(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(Link(), 7)
+    hiccups = Hiccups(job, monkeypatch)
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.0)
+    for calls in range(3):
+        hiccups.fails(100, after=calls)
+        with pytest.raises(OSError, match="Input/output"):
+            again(monkeypatch, attempt=3 + calls)
+    hiccups.fails(0)
+    assert again(monkeypatch, attempt=9).step == 7
+
+
+def test_one_that_begins_anew_deletes_nothing_of_which_it_does_not_know(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCSCHED_KEEP", "1")
+    good = save(Link(), 500)
+    (job / "STATE.json").write_text("{")
+    assert save(again(monkeypatch), 10).is_dir() and good.is_dir()
+    link = again(monkeypatch, attempt=4)
+    assert link.step == 10
+    save(link, 20)
+    assert not good.exists(), "what is newer than the record was being written when an attempt died"
 
 
 def test_a_lost_agent_is_a_reason_to_save_and_leave(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

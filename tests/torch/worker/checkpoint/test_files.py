@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hiccups import Hiccups
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -61,6 +62,22 @@ def test_code_in_a_file_is_not_run(tmp_path: Path) -> None:
     assert not ran.exists()
     torch.load(file, weights_only=False)
     assert ran.exists(), "it would have run"
+
+
+def test_a_file_system_that_answers_nothing_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = CheckpointStore(tmp_path / "kept", keep=1)
+    hiccups = Hiccups(tmp_path, monkeypatch)
+    for calls in range(12):
+        hiccups.fails(1, errno.ESTALE, after=calls)
+        path = store.save(state(calls + 1))
+        hiccups.fails(1, after=calls)
+        assert store.newest() == path
+        store.quarantine_newer(path)
+        hiccups.fails(0)
+        assert names(store) == [path.with_suffix(".json").name, path.name]
+    assert capsys.readouterr().out == ""
 
 
 def test_the_newest_few_are_kept(tmp_path: Path) -> None:
