@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -30,9 +31,10 @@ def abandon(
     """
     codes, deadline, killed = list[tuple[int, int | None]](), time.monotonic() + grace_s, False
     for attempt in attempts.values():
-        attempt.workers.tell(orders.Suspend(quick=False))
-        attempt.give_up_resizing(signal.SIGTERM)
-        attempt.ask_to_save(grace_s)
+        with contextlib.suppress(Exception):  # whatever is wrong with one, the others are asked
+            attempt.workers.tell(orders.Suspend(quick=False))
+            attempt.give_up_resizing(signal.SIGTERM)
+            attempt.ask_to_save(grace_s)
     while attempts:
         for attempt in list(attempts.values()):
             if attempt.self_saving:

@@ -6,6 +6,7 @@ import threading
 import time
 
 from hpcsched.dialects import Reader, Report
+from hpcsched.threads import started
 
 LOOK_S = 1.0
 """How often its output is read (chosen)."""
@@ -24,8 +25,8 @@ class Followed:
         self._over_at: float | None = None
         self._wake, self._done = threading.Event(), threading.Event()
         try:
-            threading.Thread(target=self._follow, name="progress", daemon=True).start()
-        except RuntimeError:  # no room for one more
+            started(self._follow, "progress")
+        except OSError:  # no room for one more
             self._done.set()
 
     def _follow(self) -> None:

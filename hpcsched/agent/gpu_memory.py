@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hpcsched.agent.clock import RunClock
 from hpcsched.core.model import Device
 from hpcsched.core.transitions.deadline import Deadline
+from hpcsched.threads import started
 
 FREE_WITHIN_S = 10.0
 """Time after which a GPU is given on all the same (chosen): a driver frees memory within seconds, and a
@@ -147,8 +148,8 @@ class GpuMemory:
         with self._lock:
             self._waits[who] = wait
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._ask, name="gpu-memory", daemon=True)
-                self._thread.start()
+                with contextlib.suppress(OSError):  # nobody asks: they are given on when the time is up
+                    self._thread = started(self._ask, "gpu-memory")
 
     def _ask(self) -> None:
         while True:

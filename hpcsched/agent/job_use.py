@@ -7,7 +7,6 @@ the agent's host; a thread of its own reads them.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
@@ -17,6 +16,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.devices.base import Sample
 from hpcsched.launch.memory import all_processes, trees, used_mib
 from hpcsched.store.job_use import JobUse, append
+from hpcsched.threads import started
 
 PERIOD_S = 5.0
 """How often it is looked at, in real seconds (chosen): as often as devices are sampled."""
@@ -141,7 +141,7 @@ class JobUseRecord:
             self._reading = True
             try:
                 self._start(measure)
-            except RuntimeError:  # no room for one more thread
+            except OSError:  # no room for one more thread
                 self._reading = False
 
     def _add_processes(self, attempts: Mapping[int, int], at: float, found: Processes) -> None:
@@ -192,4 +192,4 @@ def _rounded(use: JobUse) -> JobUse:
 
 
 def _in_a_thread(measure: Callable[[], None]) -> None:
-    threading.Thread(target=measure, name="processes of jobs", daemon=True).start()
+    started(measure, "processes of jobs")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import stat
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from hpcsched.agent.checkpoint_files import find_checkpoints
 from hpcsched.core.jobs import Job
 from hpcsched.store.status import ShortDisk
+from hpcsched.threads import started
 
 PERIOD_S = 60.0
 """How often it is looked at (chosen): a full disk takes longer to fill, and a file server is to be spared."""
@@ -103,7 +103,7 @@ class SaveRoom:
 
         try:
             self._start(measure)
-        except RuntimeError:  # no room for one more thread
+        except OSError:  # no room for one more thread
             self._looking = False
 
     def _measured(self, places: Sequence[Place]) -> Mapping[int, _Disk]:
@@ -185,4 +185,4 @@ def _bytes(entry: os.DirEntry[str]) -> int:
 
 
 def _in_a_thread(measure: Callable[[], None]) -> None:
-    threading.Thread(target=measure, name="room for saves", daemon=True).start()
+    started(measure, "room for saves")

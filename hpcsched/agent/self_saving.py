@@ -14,6 +14,7 @@ from hpcsched.core import events as ev
 from hpcsched.core.model import Restart
 from hpcsched.dialects import Reader, Report
 from hpcsched.launch.base import Workers
+from hpcsched.threads import started
 
 LOOK_S, SELDOM_S = 1.0, 5.0
 """How often the checkpoints are looked at while they change, and while nothing does (chosen)."""
@@ -107,8 +108,8 @@ class SelfSaving:
         self._ended_at = 0.0
         self._done = threading.Event()
         try:
-            threading.Thread(target=self._watch, name="checkpoints", daemon=True).start()
-        except RuntimeError:  # no room for one more
+            started(self._watch, "checkpoints")
+        except OSError:  # no room for one more
             self._done.set()
 
     # -- in its own thread -----------------------------------------------------------------------------

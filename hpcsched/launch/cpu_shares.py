@@ -6,7 +6,6 @@ And the NUMA nodes of the cores.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import signal
@@ -20,6 +19,7 @@ from hpcsched.launch.cgroups import delegated_cgroup
 from hpcsched.launch.orphans import Process
 from hpcsched.launch.proc import stat
 from hpcsched.planning.ps.bucket import MAX_CREDIT_S, TokenBucket
+from hpcsched.threads import started
 
 CHECK_PERIOD_S = 0.004
 """The shortest time between two checks of the CPU time of a running group (chosen)."""
@@ -126,12 +126,7 @@ class DutyCycle:
 
     def _go(self) -> None:
         if self._thread is None:
-            thread = threading.Thread(target=self._run, name="duty cycle", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                raise OSError(errno.EAGAIN, str(error)) from error
-            self._thread = thread
+            self._thread = started(self._run, "duty cycle")
 
     def _run(self) -> None:
         with self._changed:

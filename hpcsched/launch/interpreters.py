@@ -31,6 +31,7 @@ from hpcsched.launch.bounded_run import Stopped, run_bounded
 from hpcsched.launch.containers.choose import check_image
 from hpcsched.patience import settle
 from hpcsched.printing import printable
+from hpcsched.threads import started
 
 PROBE_TIMEOUT_S = 60.0
 """Time that an interpreter may take to answer (chosen): it starts slowly on a busy shared filesystem."""
@@ -155,9 +156,7 @@ class Interpreters:
             return False
         if asking is not None and who in asking.waiting and self._answer(python) is not None:
             return True
-        thread = threading.Thread(target=self._ask, args=(python,), name="interpreter", daemon=True)
-        thread.start()
-        self._asking[python] = _Asking(thread, {who})
+        self._asking[python] = _Asking(started(self._ask, "interpreter", python), {who})
         return False
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from hpcsched.core.needs import said_mib
 from hpcsched.launch.cgroups import delegated_cgroup, own_cgroups
 from hpcsched.launch.orphans import Process, marked, self_and_ancestors
 from hpcsched.launch.proc import Stat, stat
+from hpcsched.threads import started
 
 PERIOD_S = 1.0
 """How often the memory of jobs is looked at (chosen): a look at 500 processes takes some milliseconds."""
@@ -145,8 +146,7 @@ class MemoryLimits:
                     folder = self._put(process, folder, limit_mib)
                 held.groups[process] = folder if cgroup else None
             if self._thread is None and any(folder is None for folder in held.groups.values()):
-                self._thread = threading.Thread(target=self._run, name="memory limits", daemon=True)
-                self._thread.start()
+                self._thread = started(self._run, "memory limits")
 
     def exceeded(self, job_id: int) -> str:
         """How a job has exceeded its limit, in words; "" if it has not."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from hpcsched.errors import BadEnvironment
 from hpcsched.launch.bounded_run import MAX_OUTPUT_BYTES, Stopped, run_bounded
 from hpcsched.printing import printable
+from hpcsched.threads import started
 
 WITHIN_S = 60.0
 """Time that modules may take to load (chosen): their files lie on a busy shared filesystem."""
@@ -125,8 +126,8 @@ def laid_over(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> 
 class _Loading:
     """A bash that loads modules, or has."""
 
-    thread: threading.Thread
     stop: threading.Event
+    thread: threading.Thread = field(init=False)
     waiting: set[Hashable] = field(default_factory=set)
     loaded: Loaded | BadEnvironment | None = None
     at: float = 0.0
@@ -200,7 +201,7 @@ class Modules:
                 loading.loaded = error
             loading.at = self._clock()
 
-        thread = threading.Thread(target=load, name="modules", daemon=True)
-        loading = self._loading[names] = _Loading(thread, stop)
-        thread.start()
+        loading = _Loading(stop)
+        loading.thread = started(load, "modules")
+        self._loading[names] = loading
         return loading

@@ -20,6 +20,7 @@ from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.workers import LocalWorkers
 from hpcsched.mps_control import ANSWERS_WITHIN_S, PIPE_DIRECTORY, QUITS_WITHIN_S, daemons, home
+from hpcsched.threads import started
 
 TERMINATES_WITHIN_S = 2.0
 """How long the daemons of a run may take to end a client's work, before the client is killed all the same
@@ -84,9 +85,8 @@ class _Killing:
             for descriptor in pidfds:  # by pid it might be another's by then
                 held.append(os.dup(descriptor))
             about = (frozenset(pids), held)
-            self._thread = threading.Thread(target=self._kill, args=about, name="kills MPS clients")
-            self._thread.start()
-        except (OSError, RuntimeError):  # no descriptor or no thread is to be had
+            self._thread = started(self._kill, "kills MPS clients", *about, daemon=False)
+        except OSError:  # no descriptor or no thread is to be had
             _send_kill(pidfds)
             for descriptor in held:
                 os.close(descriptor)

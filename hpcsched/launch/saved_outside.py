@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 
 from hpcsched.launch.bounded_run import run_bounded
+from hpcsched.threads import started
 
 NOT_IN_TIME = 124
 """The exit code of one that took too long, as that of timeout(1)."""
@@ -27,7 +27,10 @@ class SaveCommand:
         self._environ, self._cwd, self._within_s = environ, cwd, within_s
         self.result: tuple[int, str] | None = None
         """Its exit code, and the last line that it wrote; None until it is over."""
-        threading.Thread(target=self._run, name="suspend command", daemon=True).start()
+        try:
+            started(self._run, "suspend command")
+        except OSError as error:
+            self.result = NOT_STARTED, str(error)
 
     def _run(self) -> None:
         try:

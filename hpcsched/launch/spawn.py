@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from hpcsched.errors import LaunchError
 from hpcsched.launch.proc import stat
+from hpcsched.threads import started
 
 _NICE_EVERY_S, _NICE_TRIES = 0.13, 100
 
@@ -66,7 +67,8 @@ class _SessionNice:
             if os.getsid(self._pid) == self._pid:
                 self._latest[self._pid] = self
                 if not self._try():
-                    threading.Thread(target=self._repeat, name="session nice", daemon=True).start()
+                    with contextlib.suppress(OSError):  # it stays as it is
+                        started(self._repeat, "session nice")
 
     def _repeat(self) -> None:
         for _ in range(_NICE_TRIES):

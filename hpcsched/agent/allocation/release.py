@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Protocol
 from hpcsched.batch.base import Allocation, BatchSystem
 from hpcsched.core import events as ev
 from hpcsched.errors import BatchError
+from hpcsched.threads import started
 
 KEPT_WITHIN_S = 600.0
 """Time that states in the memory of a host may take to disk before it stays after all (chosen)."""
@@ -107,7 +107,10 @@ class HostReleases:
             self._tell(f"{_named(guests)} left the run")
             yield ev.HostsReleased(at=at, hosts=guests)
         if ours := tuple(host for host in hosts if host not in guests):
-            threading.Thread(target=self._ask, args=(ours,), name="release", daemon=True).start()
+            try:
+                started(self._ask, "release", ours)
+            except OSError as error:
+                self._answers.put(_Answer(ours, str(error)))
 
     def _ask(self, hosts: tuple[str, ...]) -> None:
         error = ""

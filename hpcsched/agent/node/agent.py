@@ -36,7 +36,7 @@ from hpcsched.agent.waiting_launches import TOLD_TO_END
 from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract import orders, variables
 from hpcsched.devices import Devices, open_devices
-from hpcsched.errors import BadInput, ConfigError, LaunchError
+from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.local import LocalLauncher
 from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.proc import stat
@@ -270,7 +270,9 @@ class NodeAgent:
             if order.first_rank == 0:
                 sweep_answers(plan.folder, order.attempt)
             workers = self._launcher.launch(plan, place)
-        except (LaunchError, OSError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever is wrong with a job, the others go on
             failed = not_launched(error)
             self._head.send(protocol.LaunchFailed(order.part, str(failed), failed.transient))
             return

@@ -34,7 +34,7 @@ from hpcsched.launch.remote.keys import (
 from hpcsched.launch.remote.sessions import HeadSessions
 from hpcsched.launch.remote.socket import HeadSocket
 from hpcsched.launch.remote.starter import NodeAgentCommand, end_all, last_log_line
-from hpcsched.launch.remote.survivors import GATHER_S, Survivor, hosts_before, survivors
+from hpcsched.launch.remote.survivors import GATHER_S, Survivor, first_part, hosts_before, survivors
 from hpcsched.launch.remote.workers import AttemptPart, RemoteWorkers, part_launches
 
 LEFT_WITHIN_S, LEAVE_GRACE_S = 5.0, 2.0
@@ -105,7 +105,7 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
         self._before = hosts_before(before, self._nodes)
         self.survivors: list[Survivor] = []
         """The attempts that run on as they did under the head before."""
-        self._next_part = 1
+        self._next_part = first_part(epoch)
         self._counted: set[str] = set()
         """The hosts whose devices are in the inventory."""
         self._draining = False
@@ -189,8 +189,6 @@ class RemoteLauncher(HeadSessions, Generic[SampleT]):
                 )
                 node.broke_at = node.lost_at
         self.survivors = survivors(self._nodes, active=self._active, send=self._send, pump=self.pump)
-        parts = [part.order.part for one in self.survivors for group in one.groups for part in group.parts]
-        self._next_part = max(parts, default=0) + 1
         for one in self.survivors:
             hosts = dict.fromkeys(part.host for group in one.groups for part in group.parts)
             self._ran_on.setdefault(one.job_id, {}).update(hosts)

@@ -38,6 +38,12 @@ class Survivor:
         return self.order.env.get(variables.STORE_KEY, "")
 
 
+def first_part(epoch: int) -> int:
+    """The number of the first part that the head of this number launches. None of an earlier head's is given
+    again: a node agent may still have to tell how that part has ended."""
+    return (epoch << 32) + 1
+
+
 def hosts_before(devices: Iterable[Device], own: Iterable[str]) -> dict[str, tuple[Device, ...]]:
     """The devices of each host of the head before, less those that have the names of `own` hosts."""
     taken = set(own)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 from hpcsched.core.model import Device
+from hpcsched.devices.base import Sample
 from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.remote import protocol
 from hpcsched.launch.remote.host import RemoteHost
+from hpcsched.launch.remote.launcher import RemoteLauncher
 from hpcsched.launch.remote.survivors import Survivor, survivors
 from hpcsched.launch.remote.workers import part_launches
 
@@ -76,3 +79,23 @@ def test_an_end_that_is_on_record_is_no_survivor() -> None:
     assert found({"a": over(A), "b": over(B)}, active={})[0] == []
     assert found({"a": over(A), "b": over(B)}, active={1: 4})[0] == []
     assert [one.attempt for one in found({"a": over(A), "b": over(B)}, active={1: 3})[0]] == [3]
+
+
+def test_no_number_of_an_earlier_heads_parts_is_given_again(tmp_path: Path) -> None:
+    """A node agent may have to tell of an end that the head before has put on record, and has not answered."""
+
+    def head(epoch: int) -> RemoteLauncher[Sample]:
+        return RemoteLauncher(
+            hosts=[],
+            commands=lambda hosts, argv: [],
+            run_id="run",
+            run_dir=tmp_path,
+            devices="replay:1",
+            address="127.0.0.1",
+            make_sample=Sample,
+            say=lambda line: None,
+            epoch=epoch,
+        )
+
+    firsts = [head(epoch)._next_part for epoch in (0, 1, 2)]
+    assert [b - a > 10**9 for a, b in pairwise(firsts)] == [True, True]
