@@ -14,6 +14,16 @@ PASSING = frozenset(
 )
 """What they say while a server starts again, or has shut this client out."""
 
+TRANSIENT = PASSING | {
+    errno.EAGAIN,
+    errno.ENOMEM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ETXTBSY,
+    errno.EINTR,
+}
+"""Those, and errors of a system that is short of something: who tries later may not meet them."""
+
 PATIENCE_S, AGAIN_S = 8.0, 0.1
 """For how long, and how often, it is tried again (chosen): together with the time between two snapshots it is
 less than others wait for a sign of life."""

@@ -11,7 +11,7 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.state import State
 from hpcsched.core.events import LaunchFailed, WorkersExited
 from hpcsched.errors import LaunchError
-from hpcsched.launch.base import TRANSIENT
+from hpcsched.patience import TRANSIENT
 from hpcsched.printing import printable
 
 SURELY_BEFORE_S = 1.0

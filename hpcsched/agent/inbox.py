@@ -19,9 +19,9 @@ import msgspec
 from hpcsched.core.model import JobSpec
 from hpcsched.decoding import decode, decode_file, read_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
-from hpcsched.patience import passes, patiently
+from hpcsched.patience import TRANSIENT, patiently
 from hpcsched.printing import printable
-from hpcsched.store.files import write_atomically
+from hpcsched.store.files import sync_folder, write_atomically
 from hpcsched.store.rundir import RunDir, agent_works
 
 PERIOD_S, QUIET_PERIOD_S, QUIET_AFTER_S = 0.25, 1.0, 60.0
@@ -80,13 +80,15 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 def send(rundir: RunDir, command: Command) -> str:
-    """Put a command into the inbox; returns its name, to ask for the answer with."""
+    """Put a command into the inbox, for good; returns its name, to ask for the answer with."""
     rundir.make()
     name = f"{time.time_ns():020d}.{os.getpid()}.{socket.gethostname()}"
     temporary = rundir.inbox / "tmp" / name
     write_atomically(temporary, msgspec.json.encode(command), durable=True)
+    new = rundir.inbox / "new"
     try:
-        temporary.rename(rundir.inbox / "new" / name)
+        patiently(lambda: temporary.rename(new / name))
+        patiently(lambda: sync_folder(new))
     except OSError as error:
         raise StoreError(f"cannot write {rundir.inbox}: {error.strerror}") from error
     return name
@@ -243,7 +245,7 @@ def _read(path: Path) -> Command | str:
     try:
         command = decode(read_file(path, follow=False, owner=os.geteuid()), Command)
     except (OSError, BadInput) as error:
-        if passes(error):
+        if isinstance(error, OSError) and error.errno in TRANSIENT:
             raise
         return f"refused: {error}"
     known = command.command in COMMANDS

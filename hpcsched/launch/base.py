@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +13,6 @@ from hpcsched.contract.exits import SUSPENDED
 from hpcsched.contract.orders import Order
 from hpcsched.core.model import Container, Device, PythonEnvironment
 from hpcsched.core.needs import Needs
-from hpcsched.patience import PASSING
-
-TRANSIENT = PASSING | {
-    errno.EAGAIN,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ETXTBSY,
-    errno.EINTR,
-}
-"""Errors of the system that may pass: who starts again a moment later may not meet them."""
 
 LOST = 255
 """The exit code of a process whose own is not known, as somebody else has reaped it: never success."""

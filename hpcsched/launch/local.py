@@ -24,7 +24,7 @@ from hpcsched.core.mechanisms.cpu.cores import ON_CORES, cores_of
 from hpcsched.core.model import Device
 from hpcsched.core.processes import KnownLauncher, launcher_of
 from hpcsched.errors import BadEnvironment, LaunchError
-from hpcsched.launch.base import TRANSIENT, LaunchPlan, RankPlacement
+from hpcsched.launch.base import LaunchPlan, RankPlacement
 from hpcsched.launch.containers.choose import contained
 from hpcsched.launch.cpu_shares import CpuShares
 from hpcsched.launch.environment import (
@@ -54,6 +54,7 @@ from hpcsched.launch.spawn import (
 from hpcsched.launch.surroundings import Surroundings, shown
 from hpcsched.launch.workers import RANK_0_FDS, LocalWorkers
 from hpcsched.launch.zygote import KEEPER, PROGRAMS, Zygotes
+from hpcsched.patience import TRANSIENT
 from hpcsched.watchers import let_read
 
 _NOT_A_KEEPERS = (*RANK_0_FDS, variables.ARENA_FD, variables.JOINING, variables.LANE, variables.PACK)

@@ -29,6 +29,7 @@ from hpcsched.core.packed import Jobs, Kept
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.decoding import decode_message, read_file
 from hpcsched.errors import BadInput
+from hpcsched.patience import patiently
 from hpcsched.store.archive import Mark
 from hpcsched.store.files import write_atomically
 from hpcsched.store.graph import Decoder, Encoder, NotPlain, Tables
@@ -173,7 +174,8 @@ class Checkpoint:
 def read(path: Path) -> Checkpoint | None:
     """The checkpoint in a file; None if there is none that this code can go by."""
     try:
-        data = read_file(path, most_bytes=MOST_BYTES)
+        data = patiently(lambda: read_file(path, most_bytes=MOST_BYTES))
+        this_code = patiently(code)
     except (OSError, BadInput):
         return None
     first = len(_MAGIC) + 4
@@ -185,6 +187,6 @@ def read(path: Path) -> Checkpoint | None:
     except BadInput:
         return None
     packed = data[first + length :]
-    if head.code != code() or head.crc != zlib.crc32(packed):
+    if head.code != this_code or head.crc != zlib.crc32(packed):
         return None
     return Checkpoint(head, packed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,20 @@ def test_nor_where_its_sender_has_taken_the_answer(rundir: RunDir) -> None:
 def test_a_command_without_an_answer_waits_for_the_next_agent(rundir: RunDir) -> None:
     name = send(rundir, Command(command="cancel", targets=[7]))
     assert [found for found, _ in Inbox(rundir).read()] == [name]
+
+
+def test_what_was_sent_is_there_after_a_loss_of_power(
+    rundir: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, own, synced = rundir.inbox / "new", os.fsync, list[list[str]]()
+
+    def fsync(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink() == new:
+            synced.append([path.name for path in new.iterdir()])
+        own(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert synced == [] and [send(rundir, Command(command="drain"))] == synced[-1]
 
 
 def test_an_answer_stays_as_long_as_its_command_cannot_be_removed(

@@ -291,6 +291,18 @@ def test_a_command_that_cannot_be_read_yet_is_neither_refused_nor_lost(
     assert name == "1-a" and getattr(command, "command", "") == "drain"
 
 
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+def test_nor_where_the_agent_is_short_of_something(tmp_path: Path, hiccups: Hiccups, number: int) -> None:
+    rundir = RunDir(tmp_path / "run")
+    rundir.make()
+    (rundir.inbox / "new" / "1-a").write_text('{"command": "drain"}')
+    inbox = Inbox(rundir)
+    hiccups.fails(9, number, after=1)
+    assert inbox.read() == []
+    hiccups.fails(0)
+    assert len(inbox.read()) == 1
+
+
 def test_no_number_of_an_agent_is_claimed_that_cannot_be_known(
     tmp_path: Path, hiccups: Hiccups, monkeypatch: pytest.MonkeyPatch
 ) -> None:

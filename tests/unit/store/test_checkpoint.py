@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -219,6 +220,21 @@ def test_a_checkpoint_is_gone_by(path: Path) -> None:
 def test_one_of_other_code_is_not(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "code", lambda: "of tomorrow")
     assert not is_used(path)
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_where_the_code_cannot_be_read_it_ends_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, passes: bool
+) -> None:
+    fails, own = [errno.ESTALE] if passes else [errno.ENOENT], checkpoint.code
+
+    def code() -> str:
+        if fails:
+            raise OSError(fails.pop(), "no code")
+        return own()
+
+    monkeypatch.setattr(checkpoint, "code", code)
+    assert (checkpoint.read(file_of(path)) is not None) == passes
 
 
 def test_other_code_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ def test_an_end_that_is_on_record_is_no_survivor() -> None:
 
 
 def test_no_number_of_an_earlier_heads_parts_is_given_again(tmp_path: Path) -> None:
-    """A node agent may have to tell of an end that the head before has put on record, and has not answered."""
+    """A node agent may have to tell of an end that the head before has on record, and has not answered."""
 
     def head(epoch: int) -> RemoteLauncher[Sample]:
         return RemoteLauncher(
