@@ -69,6 +69,7 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError
+from hpcsched.launch.open_files import raise_limit
 from hpcsched.launch.plans import claim_checkpoints
 from hpcsched.policy import make_policy
 from hpcsched.store.device_use import UseRecord
@@ -270,6 +271,7 @@ def run(
         memory = GpuMemory(hosts.free, tell=say, used_mib=gpu_watch.used_mib) if hosts.free else None
         if memory:
             stack.callback(memory.close)
+        raise_limit()  # not before: `srun` hands on the limits of who starts it
         effects = Effects(
             machine=machine,
             launcher=hosts.launcher,

@@ -15,6 +15,7 @@ from hpcsched.contract import files
 from hpcsched.errors import LaunchError
 from hpcsched.launch.proc import wait_ended
 from hpcsched.launch.zygote import KEEPER
+from hpcsched.patience import PATIENCE_S, TRANSIENT
 
 MAX_IDLE_STATES = 64
 """The most arenas kept for jobs without an attempt (chosen): each is a descriptor and a training's state."""
@@ -31,6 +32,9 @@ such a state gives up when the file was not touched for a minute."""
 
 KEEPER_TRIES = 2
 """How often a keeper is started for a state (chosen)."""
+
+BEGUN_AGAIN_S = 0.5
+"""When one is started again that could not be, for PATIENCE_S, where the error may pass (chosen)."""
 
 Begin = Callable[["KeeperTask"], tuple[int, int]]
 """Starts a keeper; returns its pid and pidfd. Raises OSError, LaunchError."""
@@ -85,8 +89,9 @@ class KeeperTask:
     """The task of making one quick suspend's state durable.
 
     `arena`: a descriptor of its own. `env`: that of the attempt's rank 0. `python`: the interpreter of the
-    keeper. `due`: the time at which it is to start or, once it runs, counts as hung. `moved`: the activity
-    counts of its process at the last check.
+    keeper. `due`: the time at which it is to start or, once it runs, counts as hung. `patient_until`: until
+    when errors are waited for that keep it from being started. `moved`: the activity counts of its process
+    at the last check.
     """
 
     job_id: int
@@ -100,6 +105,7 @@ class KeeperTask:
     due: float = 0.0
     look_at: float = 0.0
     tries: int = 0
+    patient_until: float = 0.0
     moved: tuple[int, ...] = ()
     pid: int = 0
     pidfd: int = -1
@@ -178,8 +184,14 @@ class Keepers:
         task.tries += 1
         try:
             task.pid, task.pidfd = self._begin(task)
-        except (OSError, LaunchError):
-            self._failed(task)
+        except (OSError, LaunchError) as error:
+            task.patient_until = task.patient_until or now + PATIENCE_S
+            if _transient(error) and now < task.patient_until:
+                task.tries -= 1
+                task.due = now + BEGUN_AGAIN_S
+                self._next[task.job_id] = task
+            else:
+                self._failed(task)
             return
         task.due, task.moved = now + KEEPER_HANGS_AFTER_S, ()
         self._running[task.job_id] = task
@@ -228,6 +240,10 @@ class Keepers:
     def _kill(task: KeeperTask) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(task.pid, signal.SIGKILL)
+
+
+def _transient(error: OSError | LaunchError) -> bool:
+    return error.transient if isinstance(error, LaunchError) else error.errno in TRANSIENT
 
 
 def _moved(pid: int) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from hpcsched.errors import LaunchError
+from hpcsched.launch.open_files import as_it_was
 from hpcsched.launch.proc import stat
 from hpcsched.threads import started
 
@@ -106,7 +107,7 @@ def spawn(start: ProcessStart, shielded: frozenset[signal.Signals]) -> int:
         actions.append((os.POSIX_SPAWN_DUP2, descriptor, number))
         env[name] = str(number)
     with _on_cores(start.cores) if start.cores else contextlib.nullcontext():
-        return os.posix_spawn(
+        pid = os.posix_spawn(
             start.program,
             start.argv,
             env,
@@ -115,6 +116,8 @@ def spawn(start: ProcessStart, shielded: frozenset[signal.Signals]) -> int:
             setsigmask=(),
             setsigdef=_DEFAULTED - shielded,
         )
+        as_it_was(pid)
+        return pid
 
 
 @contextlib.contextmanager

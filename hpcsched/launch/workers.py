@@ -345,9 +345,17 @@ class LocalWorkers:
             with contextlib.suppress(OSError, BadInput):
                 held = self._folder / files.held(attempt) if self._folder else None
                 self.held = patiently(partial(read_file, held, most_bytes=SMALL_BYTES)) if held else None
-                if self.on_held:
-                    self.on_held(attempt)
+                self._have_it_kept(attempt)
                 return
+
+    def _have_it_kept(self, attempt: int) -> None:
+        try:
+            if self.on_held:
+                self.on_held(attempt)
+        except OSError:  # without a descriptor for its memory nobody can
+            self.held = None
+            if self._folder:
+                self._forget_held(self._folder)
 
     def _forget_held(self, folder: Path) -> None:
         """What one has said that was killed as it left: nobody keeps its state, none may wait for that."""

@@ -38,6 +38,7 @@ from hpcsched.contract import orders, variables
 from hpcsched.devices import Devices, open_devices
 from hpcsched.errors import BadInput, ConfigError
 from hpcsched.launch.local import LocalLauncher
+from hpcsched.launch.open_files import raise_limit
 from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.proc import stat
 from hpcsched.launch.remote import protocol
@@ -438,6 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             show_granted(join, name, os.environ)
             devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
             stack.callback(devices.close)
+            raise_limit()
             node = NodeAgent(join, options.join.parent, name, devices, connection)
             try:
                 node.run()

@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from signal import Signals
 
@@ -149,7 +149,24 @@ class AttemptPart:
         """The exit code of its ranks; None while they live, and if none was started."""
         self.living = 0
         self.ended_at = 0.0
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.fd = -1
+
+
+def _eventfds(number: int) -> tuple[int, ...]:
+    """So many, or none. Raises OSError."""
+    opened = list[int]()
+    try:
+        for _ in range(number):
+            opened.append(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+    except OSError:
+        _close(opened)
+        raise
+    return tuple(opened)
+
+
+def _close(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class RemoteWorkers:
@@ -161,6 +178,8 @@ class RemoteWorkers:
 
     Args:
         address: that at which other hosts reach the first part's host.
+
+    Raises OSError where there are no descriptors for them.
     """
 
     def __init__(
@@ -177,11 +196,17 @@ class RemoteWorkers:
         self.oom, self.over_limit = "", False
         self._expected = self.parts[0].order.attempt
         self._address, self._send, self._pump = address, send, pump
-        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.pidfds: tuple[int, ...] = (self._alarm, *(part.fd for part in self.parts))
+        self.pidfds: tuple[int, ...] = _eventfds(1 + len(self.parts))
+        self._alarm, *fds = self.pidfds
         self.progress_fd: int | None
         self._write_end: int | None
-        self.progress_fd, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self.progress_fd, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            _close(self.pidfds)
+            raise
+        for part, fd in zip(self.parts, fds, strict=True):
+            part.fd = fd
         self._told: list[Callable[[int], protocol.HeadMessage]] = []
         """Makes the messages that every part gets, also those that are asked for later."""
         self._failing: list[AttemptPart] = []

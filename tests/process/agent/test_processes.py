@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 from livebench import Bench, job
 
 CPU = ["--devices", "cpu:4"]
@@ -45,3 +47,16 @@ def test_a_program_is_one_process_until_it_says_that_it_is_parallel(bench: Bench
     there = ["--dir", bench.folder / "again"]
     assert bench("logs", "bare", *there).stdout == "none of none\n"
     assert sorted(bench("logs", "parallel", *there).stdout.splitlines()) == ["0 of 2", "1 of 2"]
+
+
+def test_an_agent_may_open_all_the_files_it_can_and_programs_as_many_as_before(bench: Bench) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    shows = program("shows", "ulimit -n; grep 'open files' /proc/$HPCSCHED_NOTIFY_PID/limits")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+    try:
+        agent = bench.start(bench.set_of(shows), *CPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert agent.wait() == 0, agent.said
+    programs, agents = bench("logs", "shows").stdout.splitlines()
+    assert programs == "300" and int(agents.split()[3]) == min(hard, 2**16)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from hpcsched.contract.orders import Forget, Pace, Suspend
 from hpcsched.core.model import JobSpec, Kind
+from hpcsched.errors import LaunchError
 from hpcsched.launch import proc, shared_memory
 from hpcsched.launch.base import RankPlacement
 from hpcsched.launch.local import LocalLauncher
@@ -218,6 +220,18 @@ def test_what_one_says_that_is_killed_as_it_leaves_has_nobody_wait(
     assert launcher.keeping() == set() and not (tmp_path / "held.1").exists()
 
 
+def test_a_state_of_which_nobody_can_have_the_memory_is_waited_for_by_none(
+    launcher: LocalLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dup(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    workers = launch(launcher, tmp_path, HOLDS)
+    monkeypatch.setattr(os, "dup", dup)
+    end(workers)
+    assert workers.held is None and launcher.keeping() == set() and not (tmp_path / "held.1").exists()
+
+
 def test_only_the_host_of_rank_0_keeps(launcher: LocalLauncher, tmp_path: Path) -> None:
     wanted = replace(plan(tmp_path, ["sh", "-c", "touch held.1; exit 75"]), arena=True)
     end(launcher.launch(wanted, RankPlacement(first_rank=1, world_size=2, port=4711)))
@@ -271,6 +285,42 @@ def test_a_keeper_that_moves_has_time_and_what_it_keeps_is_said_to_be_on_its_way
     assert killed == [4711]
     keepers.close()
     os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("error", "for_s", "kept"),
+    [
+        (OSError(errno.EIO, "a hiccup"), 3.0, True),
+        (OSError(errno.EMFILE, "too many"), 3.0, True),
+        (LaunchError("not now", transient=True), 3.0, True),
+        (OSError(errno.EIO, "for good"), 60.0, False),
+        (OSError(errno.EACCES, "never"), 3.0, False),
+    ],
+)
+def test_a_keeper_that_cannot_be_started_for_a_moment_is_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, for_s: float, kept: bool
+) -> None:
+    began = now = 1000.0
+    monkeypatch.setattr(shared_memory, "time", SimpleNamespace(monotonic=lambda: now))
+    reader, writer = os.pipe()  # stands for a pidfd: readable means ended
+
+    def begin(task: KeeperTask) -> tuple[int, int]:
+        if now < began + for_s:
+            raise error
+        return 4711, reader
+
+    keepers = shared_memory.Keepers(begin)
+    keep = KeeperTask(1, 1, tmp_path, tmp_path, tmp_path / "out", {}, arena=-1, python="python")
+    keep.held.touch()
+    keepers.keep(keep)
+    while now < began + 30.0:
+        keepers.keeping()
+        now += 0.25
+    assert (keepers.keeping() == {1}, keep.held.exists(), keep.pid == 4711) == (kept, kept, kept)
+    keepers.close()
+    os.close(writer)
+    if not kept:
+        os.close(reader)
 
 
 def test_what_a_process_does_is_seen() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -67,6 +70,32 @@ def joiners() -> Iterator[Crew]:
     crew = Crew(JOINING)
     yield crew
     crew.workers.close()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("there", range(4))
+def test_where_descriptors_run_out_none_is_left_open(monkeypatch: pytest.MonkeyPatch, there: int) -> None:
+    left = there
+
+    def limited(opens: Callable[..., Any]) -> Callable[..., Any]:
+        def take(*args: Any) -> Any:
+            nonlocal left
+            if not left:
+                raise OSError(errno.EMFILE, "Too many open files")
+            left -= 1
+            return opens(*args)
+
+        return take
+
+    for name in ("eventfd", "pipe2"):
+        monkeypatch.setattr(os, name, limited(getattr(os, name)))
+    before = descriptors()
+    with pytest.raises(OSError, match="Too many"):
+        Crew(PLAN)
+    assert descriptors() == before
 
 
 def test_ranks_that_join_are_all_asked_for_at_once(crew: Crew, joiners: Crew) -> None:
