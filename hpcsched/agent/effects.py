@@ -82,7 +82,7 @@ class Effects:
         self._timers, self._records_due = Timers(), 0.0
         self._gpu_faults = GpuFaults()
         self._resuming = Resuming(site)
-        self._waiting = WaitingLaunches(self.perform, launcher, machine.run, clock)
+        self._waiting = WaitingLaunches(self.perform, launcher, machine, clock)
         self._launched: set[int] = set()
         """Ids of jobs that may have left something in memory."""
         self.outputs: dict[int, Path] = {}

@@ -14,7 +14,7 @@ from hpcsched.store.status import MeasuredGpu
 
 if TYPE_CHECKING:
     from hpcsched.agent.monitor import Monitor
-    from hpcsched.core.resources.ledger import Ledger
+    from hpcsched.core.machine import Machine
     from hpcsched.devices.base import Sample
     from hpcsched.store.device_use import UseRecord
 
@@ -49,14 +49,14 @@ class GpuWatch:
     def __init__(
         self,
         monitor: Monitor,
-        ledger: Ledger,
+        machine: Machine,
         *,
         publish: Callable[[Mapping[int, MeasuredGpu]], object],
         keep: Callable[[float, Sequence[Sample]], object] = lambda at, samples: None,
         tell: Callable[[str], object],
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._monitor, self._ledger = monitor, ledger
+        self._monitor, self._machine = monitor, machine
         self._publish, self._keep, self._tell, self._clock = publish, keep, tell, clock
         self._old_after_s = monitor.interval_s + OLD_AFTER_S
         self._unknown_after_s = monitor.interval_s + UNKNOWN_AFTER_S
@@ -103,8 +103,8 @@ class GpuWatch:
         if not sample.healthy:
             if gpu in self._well:
                 self._well[gpu] = None
-            return self._condemn(sample, at) if gpu in self._ledger.devices else None
-        if gpu not in self._well or gpu not in self._ledger.lost:
+            return self._condemn(sample, at) if gpu in self._machine.ledger.devices else None
+        if gpu not in self._well or gpu not in self._machine.ledger.lost:
             return None
         seen = self._clock() - sample.age_s
         since, last = self._well[gpu] or (seen, seen)
@@ -130,7 +130,7 @@ class GpuWatch:
     def _look_at_ages(self) -> None:
         """Show what is known, and say once when a driver falls silent or answers again."""
         shown, ages = {}, dict[int, float]()
-        for gpu in self._ledger.devices:
+        for gpu in self._machine.ledger.devices:
             sample = self._newest.get(gpu)
             age_s = self._monitor.age_s + (sample.age_s if sample else 0.0)
             if age_s > self._old_after_s:
@@ -146,7 +146,7 @@ class GpuWatch:
                 f"no sample of {gpus(new)} for {max(ages[gpu] for gpu in new):.0f} s: the driver does not "
                 f"answer; jobs go on, and {_their(new)} health is unknown if it still does not"
             )
-        if back := (self._late - late) & self._ledger.devices.keys():
+        if back := (self._late - late) & self._machine.ledger.devices.keys():
             self._tell(f"samples of {gpus(back)} come again")
         self._late = late
 

@@ -413,6 +413,9 @@ class Membership:
         self._tell(f"starts node agents on {shown} for the run in {self._rundir.root}")
 
     def _parted(self) -> Parted:
+        status = last_status(self._rundir)
+        if status is not None and status.state == "FINISHED":
+            return Parted.OVER  # whatever the node agents have met at its end
         failed = [command for command in self._commands if not command.succeeded]
         if len(failed) == len(self._commands):
             last = last_log_line(self._log)
@@ -420,9 +423,6 @@ class Membership:
             ends = f"; {self._log.name} ends with: {last}" if last else ""
             self._tell(f"the node agents have ended: {why}{ends}")
             return Parted.NEVER_CAME
-        status = last_status(self._rundir)
-        if status is not None and status.state == "FINISHED":
-            return Parted.OVER
         over = self._end.left_s() <= self._end.reserve_s + WORTHWHILE_S  # for a run that may have moved on
         return Parted.LEFT if over else Parted.LOST
 

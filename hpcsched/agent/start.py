@@ -263,7 +263,7 @@ def run(
         monitor = Monitor(hosts.sample, interval_s=request.monitor_s)
         gpu_watch = GpuWatch(
             monitor,
-            machine.ledger,
+            machine,
             publish=lambda samples: setattr(snapshot, "samples", samples),
             keep=partial(keep_samples, UseRecord(rundir.device_use)),
             tell=say,

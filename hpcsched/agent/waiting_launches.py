@@ -12,7 +12,7 @@ from hpcsched.agent.deferred import Deferred
 from hpcsched.agent.exits import launch_failed
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Action, AttemptAction, Kill, Launch, Terminate
-from hpcsched.core.run import Run
+from hpcsched.core.machine import Machine
 from hpcsched.core.transitions.attempts import TIME
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Launcher
@@ -24,10 +24,14 @@ class WaitingLaunches:
     """The launches that wait, and how long they have. `carry_out` may put one off again."""
 
     def __init__(
-        self, carry_out: Callable[[Action], list[ev.Event]], launcher: Launcher, run: Run, clock: RunClock
+        self,
+        carry_out: Callable[[Action], list[ev.Event]],
+        launcher: Launcher,
+        machine: Machine,
+        clock: RunClock,
     ) -> None:
         self._deferred = Deferred[AttemptAction, list[ev.Event]](carry_out)
-        self._launcher, self._run, self._clock = launcher, run, clock
+        self._launcher, self._machine, self._clock = launcher, machine, clock
         self._since: dict[tuple[int, int], float] = {}
         """By job and attempt: when it was put off first."""
 
@@ -47,7 +51,7 @@ class WaitingLaunches:
 
     def over(self, job_id: int, attempt: int) -> list[ev.Event]:
         """That an attempt has waited, where that matters; it does not wait any longer."""
-        since, needs = self._since.pop((job_id, attempt), None), self._run.jobs[job_id].spec.needs
+        since, needs = self._since.pop((job_id, attempt), None), self._machine.run.jobs[job_id].spec.needs
         if since is None or needs is None or needs.time_s is None:
             return []
         now = self._clock.now()

@@ -10,7 +10,8 @@ from typing import Protocol
 
 from hpcsched.batch.base import COMMAND_TIMEOUT_S
 from hpcsched.core.exits import said_exit
-from hpcsched.errors import BatchError
+from hpcsched.errors import MOST_SHOWN, BatchError
+from hpcsched.printing import shortened
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class CommandOutput:
         """The line of its output that says why it failed."""
         lines = [line.strip() for line in (self.err or self.out).splitlines() if line.strip()]
         if lines:
-            return lines[0]
+            return shortened(lines[0], MOST_SHOWN)
         return said_exit(self.code)
 
 

@@ -18,7 +18,8 @@ from hpcsched.batch.base import AllocatedHost, Allocation, BatchJobState, BatchS
 from hpcsched.batch.command import RunCommand, command_output, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.contract.visibility import CUDA
-from hpcsched.errors import BatchError
+from hpcsched.errors import MOST_SHOWN, BatchError
+from hpcsched.printing import shortened
 
 SIGNALS_ALL = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
 """The signals of LSF: it ends jobs with the first two and warns with the last. Each goes to every process
@@ -114,7 +115,7 @@ class Lsf(BatchSystem):
     def end_time(self) -> float | None:
         record = self._record(self._job_id(), "stat", "finish_time")
         if "ERROR" in record:
-            raise BatchError(f"LSF does not tell of the job: {record['ERROR']}")
+            raise BatchError(f"LSF does not tell of the job: {shortened(record['ERROR'], MOST_SHOWN)}")
         self._end = lsf_text.finish_time(record.get("FINISH_TIME", ""), now=self._now())
         return self._end
 

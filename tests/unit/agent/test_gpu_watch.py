@@ -39,7 +39,7 @@ class Played:
         self.machine = Driver(gpus=gpus).machine
         self.health = GpuWatch(
             self,  # type: ignore[arg-type]
-            self.machine.ledger,
+            self.machine,
             publish=lambda samples: setattr(self, "shown", samples),
             keep=partial(keep_samples, self),  # type: ignore[arg-type]
             tell=self.said.append,
@@ -167,3 +167,10 @@ def test_what_was_measured_is_kept_and_what_is_old_or_unknown_is_not() -> None:
     gpu.goes_on(PERIOD_S)
     gpu.goes_on(PERIOD_S, Sample(gpu=0, utilisation=1.0, age_s=OLD_AFTER_S + 2 * PERIOD_S), Sample(gpu=1))
     assert gpu.kept == {PERIOD_S: {0: (0.5, 1024.0)}, 3 * PERIOD_S: {}}
+
+
+def test_it_follows_the_machine_that_another_state_was_put_into() -> None:
+    played = Played(gpus=1)
+    played.machine.become(Driver(gpus=2).machine)
+    (lost,) = played.goes_on(1.0, GOOD, Sample(gpu=1, healthy=False, why="Xid 79"))
+    assert isinstance(lost, ev.DeviceLost) and lost.gpu == 1

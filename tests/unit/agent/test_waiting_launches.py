@@ -23,8 +23,8 @@ class Scene:
         (self.launch,) = (a for a in self.driver.submit(a_job("j", needs=needs)) if isinstance(a, Launch))
         self.launcher, self.clock = FakeLauncher(), SimpleNamespace(now=lambda: self.driver.now)
         self.ready, self.told = False, []
-        run = self.driver.machine.run
-        self.waiting = WaitingLaunches(self.carry_out, self.launcher, run, self.clock)
+        machine = self.driver.machine
+        self.waiting = WaitingLaunches(self.carry_out, self.launcher, machine, self.clock)
         self.carry_out(self.launch)
 
     def carry_out(self, action):
@@ -81,3 +81,13 @@ def test_without_a_limit_there_is_nothing_to_tell():
     scene = Scene(time_s=None)
     scene.driver.now, scene.ready = 25.0, True
     assert list(scene.waiting.again()) == [[]]
+
+
+def test_it_follows_the_machine_that_another_state_was_put_into():
+    """As after an event that could not be handled; a job is submitted later."""
+    scene = Scene()
+    other = Driver(gpus=1)
+    for name in ("j", "later"):
+        other.submit(a_job(name))
+    scene.driver.machine.become(other.machine)
+    assert scene.waiting.over(2, 1) == []

@@ -318,3 +318,7 @@ def test_the_script_goes_in_by_stdin(tmp_path: Path) -> None:
     assert environ == {"HOME": "/home/me"}
     with pytest.raises(BatchError, match="name the one to submit"):
         Lsf(LSF_JOB, run=run).submit_next(None)
+
+
+def test_what_lsf_says_is_shortened() -> None:
+    assert len(CommandOutput(code=1, out="", err="9" * 5000).complaint()) < 400
