@@ -166,7 +166,8 @@ def main() -> None:
     except HpcschedError as error:
         if verbose:
             raise
-        click.echo(f"hpcsched: {printable(shortened(str(error), MOST_SHOWN), lines=True)}", err=True)
+        story = isinstance(error, errors.InvalidTransition)  # the only one that has lines on purpose
+        click.echo(f"hpcsched: {printable(shortened(str(error), MOST_SHOWN), lines=story)}", err=True)
         code = error.exit_code
     except BrokenPipeError:
         # The reader has seen enough (| head); say nothing when the interpreter flushes.

@@ -44,6 +44,11 @@ def test_a_folder_that_no_system_takes_is_refused_in_a_line(monkeypatch: pytest.
     assert code == 1 and errors.count("\n") == 1 and len(errors) < 3000
 
 
+def test_a_folder_with_an_end_of_line_in_its_name_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, errors = said(monkeypatch, "--dir", "a\n\tb", "status")
+    assert code == 3 and errors.count("\n") == 1 and "/a\\n\\tb; start one with" in errors
+
+
 def test_a_file_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "/a/file")
