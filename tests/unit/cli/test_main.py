@@ -49,6 +49,14 @@ def test_a_folder_with_an_end_of_line_in_its_name_is_told_in_a_line(monkeypatch:
     assert code == 3 and errors.count("\n") == 1 and "/a\\n\\tb; start one with" in errors
 
 
+@pytest.mark.parametrize("words", [("A" * 70_000,), ("--python", "A" * 3000, "--", "a")])
+def test_a_doubt_about_a_long_word_is_a_line_of_bounded_length(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    code, _, errors = said(monkeypatch, "submit", *words)
+    assert code == 0 and "submitted all the same: " in errors and max(map(len, errors.split("\n"))) < 2100
+
+
 def test_a_file_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "/a/file")
