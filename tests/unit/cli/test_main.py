@@ -81,6 +81,16 @@ def test_what_click_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert code == 2 and "Error: No such option" in errors and "--no\\nsuch\\x1b[m" in errors
 
 
+@pytest.mark.parametrize("columns", ["wide", "-3", "1", "9" * 4500])
+def test_a_width_of_the_terminal_that_is_none_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, home: Path, columns: str
+) -> None:
+    a_run(home / "hpcsched-run")
+    monkeypatch.setenv("COLUMNS", columns)
+    code, shown, errors = said(monkeypatch, "top", "-n", "1")
+    assert (code, errors) == (0, "") and shown
+
+
 NINES = "9" * 4500
 """More digits than Python makes a number of."""
 
