@@ -39,7 +39,7 @@ from hpcsched.core.model import JobState, PythonEnvironment
 from hpcsched.dialects import what_was_recognised
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
-from hpcsched.printing import shortened, spans
+from hpcsched.printing import printable, shortened, spans
 from hpcsched.store.run_folders import go_on
 from hpcsched.store.rundir import RunDir, agent_works
 from hpcsched.store.status import Status, age_s, read_status
@@ -304,7 +304,7 @@ def submit(
     if not living and command.jobs:
         say(f"hpcsched: no agent in {rundir.root}; the next `{what_begins(rundir)}` takes them", err=True)
     for doubt in doubts:
-        doubt = shortened(doubt, MOST_SHOWN)
+        doubt = shortened(printable(doubt), MOST_SHOWN)
         say(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
     for line in what_was_recognised(jobs):
         say(f"hpcsched: {line}", err=True)

@@ -49,7 +49,9 @@ def test_a_folder_with_an_end_of_line_in_its_name_is_told_in_a_line(monkeypatch:
     assert code == 3 and errors.count("\n") == 1 and "/a\\n\\tb; start one with" in errors
 
 
-@pytest.mark.parametrize("words", [("A" * 70_000,), ("--python", "A" * 3000, "--", "a")])
+@pytest.mark.parametrize(
+    "words", [("A" * 70_000,), ("--python", "A" * 3000, "--", "a"), ("--python", "\u202e" * 1900, "--", "a")]
+)
 def test_a_doubt_about_a_long_word_is_a_line_of_bounded_length(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
@@ -68,6 +70,14 @@ def test_a_file_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.Mon
 def test_long_words_are_not_said_again_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, errors = said(monkeypatch, "status" * 2000)
     assert code == 2 and "No such command" in errors and len(errors) < 3000
+
+
+@pytest.mark.parametrize("words", [("status", "--dir", "\u202e" * 1900), ("explain", "1", "\u202e" * 1900)])
+def test_escapes_count_for_the_length_of_a_line(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    code, _, errors = said(monkeypatch, *words)
+    assert code in (1, 2) and "\\u202e" in errors and max(map(len, errors.split("\n"))) < 2100
 
 
 def test_what_is_no_utf8_is_shown_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
