@@ -119,7 +119,7 @@ def script(ctx: click.Context, /, system: str, sets: tuple[Path, ...], **_: Any)
         return
     if output.exists() and not ctx.params["force"]:
         raise ConfigError(where="-o", got=f"{output} is there already", accepted="a new file, or --force")
-    write_atomically(output.absolute(), text.encode())
+    write_atomically(output.absolute(), os.fsencode(text))  # a path may be no UTF-8
     how = {"slurm": "sbatch ", "lsf": "bsub < ", "sge": "qsub "}[system] + shlex.quote(str(output))
     click.echo(f"hpcsched: written; submit it with: {how}", err=True)
 

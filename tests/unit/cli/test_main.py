@@ -86,6 +86,16 @@ def test_what_is_no_utf8_is_shown_escaped(monkeypatch: pytest.MonkeyPatch) -> No
     assert code == 0 and "caf\\udce9" in shown
 
 
+def test_a_batch_script_has_the_bytes_of_a_path_that_is_no_utf8(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    (home / "caf\udce9.toml").write_text('schema = 1\n[[job]]\nname = "a"\ncommand = ["a"]\n')
+    words = ("--time", "1h", "--gpus-per-node", "1", "-o", "job.sbatch")
+    code, _, errors = said(monkeypatch, "script", "slurm", "caf\udce9.toml", *words)
+    assert code == 0, errors
+    assert b"/caf\xe9.toml" in Path("job.sbatch").read_bytes()
+
+
 def test_what_click_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, errors = said(monkeypatch, "status", "--no\nsuch\x1b[m")
     assert code == 2 and "Error: No such option" in errors and "--no\\nsuch\\x1b[m" in errors
