@@ -96,6 +96,15 @@ def test_a_batch_script_has_the_bytes_of_a_path_that_is_no_utf8(
     assert b"/caf\xe9.toml" in Path("job.sbatch").read_bytes()
 
 
+def test_a_batch_script_with_orders_to_a_terminal_in_its_name_is_told_as_text(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    (home / "jobs.toml").write_text('schema = 1\n[[job]]\nname = "a"\ncommand = ["a"]\n')
+    words = ("jobs.toml", "--time", "1h", "--gpus-per-node", "1", "-o", "\x1b]0;x\x07")
+    code, _, errors = said(monkeypatch, "script", "slurm", *words)
+    assert (code, errors) == (0, "hpcsched: written; submit it with: sbatch '\\x1b]0;x\\x07'\n")
+
+
 def test_what_click_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, errors = said(monkeypatch, "status", "--no\nsuch\x1b[m")
     assert code == 2 and "Error: No such option" in errors and "--no\\nsuch\\x1b[m" in errors
