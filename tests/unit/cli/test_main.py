@@ -59,6 +59,14 @@ def test_a_doubt_about_a_long_word_is_a_line_of_bounded_length(
     assert code == 0 and "submitted all the same: " in errors and max(map(len, errors.split("\n"))) < 2100
 
 
+def test_a_long_folder_that_clean_leaves_alone_is_a_line_of_bounded_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, _, errors = said(monkeypatch, "clean", "A" * 70_000)
+    assert code == 1 and errors.startswith("hpcsched: left alone: ") and "File name too long" in errors
+    assert len(errors) < 2100
+
+
 def test_a_file_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "/a/file")
