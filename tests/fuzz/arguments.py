@@ -58,7 +58,7 @@ def play(folder: Path, data: bytes) -> str:
         raise NotPlayed("tracebacks are asked for")
     corpus.with_jobs(folder)
     corpus.with_run(folder)
-    path, called = _called(words)
+    path, called = called_by(words)
     does_nothing: dict[str, Any] = {"callback": lambda **_: 0}
     with contextlib.ExitStack() as patches:
         if called and (path in _STARTS or "--serve" in words):
@@ -67,12 +67,14 @@ def play(folder: Path, data: bytes) -> str:
         return command(folder, *words, codes=(*CODES, CTRL_C))
 
 
-def _called(words: Sequence[str]) -> tuple[tuple[str, ...], click.Command | None]:
+def called_by(words: Sequence[str]) -> tuple[tuple[str, ...], click.Command | None]:
     """The path of the command that a line calls, such as ("profile", "list"), and the command, as click finds
     them; of a line that calls none the beginning, and None."""
-    path, command, rest = list[str](), cli, [*words]
+    path, rest = list[str](), [*words]
+    command: click.Command = cli
+    context: click.Context | None = None
     while isinstance(command, click.Group):
-        context = click.Context(command)
+        context = click.Context(command, context, **command.context_settings)
         try:
             _, rest, _ = command.make_parser(context).parse_args(rest)
         except click.UsageError:

@@ -88,11 +88,11 @@ def command(folder: Path, *words: str, codes: Sequence[int] = CODES) -> str:
     errors = err.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
     if not isinstance(code, int) or code not in codes:
         raise Wrong(f"exit code {code}, with: {errors[:500]}")
-    _check_said(code, answer, errors.rstrip("\n"), silent="wait" in words)  # its exit code is its answer
+    check_said(code, answer, errors.rstrip("\n"), silent="wait" in words)  # its exit code is its answer
     return f"exit code {code}: {errors[:1000]}"
 
 
-def _check_said(code: int, answer: str, errors: str, *, silent: bool) -> None:
+def check_said(code: int, answer: str, errors: str, *, silent: bool) -> None:
     """Raises Wrong unless what is on stderr fits the exit code: one error, and notes; or for some of the jobs
     that were named (exit code 1) a line each. `silent`: exit code 1 may come without a word."""
     if "Traceback (most recent call last)" in errors:

@@ -36,6 +36,7 @@ def test_some_inputs_of_each_quick_target(tmp_path: Path) -> None:
         "contract",
         "burst",
         "trace",
+        "arguments",
     ]
     said = fuzz(
         "--most", 40, "--seconds", 600, "--only", ",".join(quick), "--faults", tmp_path, "--at-once", 2
