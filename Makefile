@@ -15,7 +15,7 @@ WITHIN ?= 3600
 # A file's tests share what is costly to make; the folders whose tests take longest come first.
 PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo check unit test test-all test-part chaos fuzz lint types style docs pages bench dist lock old-env clean
+.PHONY: demo check unit test test-all test-part chaos chaos-real fuzz lint types style docs pages bench dist lock old-env clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hpcsched demo
@@ -38,10 +38,13 @@ test-all: $(VENV)/.installed-dev
 test-part: $(VENV)/.installed-dev
 	$(PYTEST) -n $(AT_ONCE) --hypothesis-profile=all --hypothesis-seed=0 --part=$(PART) --within=$(WITHIN) tests
 
-# Schedules of faults on the virtual clock, for so many seconds (docs/adr/0063).
+# Schedules of faults, for so many seconds (docs/adr/0063): on the virtual clock, and over real processes.
 SECONDS ?= 60
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS)
+
+chaos-real: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos.real --seconds $(SECONDS)
 
 # Inputs that nobody meant, for so long; all targets: ONLY=jobs,status for some.
 fuzz: $(VENV)/.installed-dev

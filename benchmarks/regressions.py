@@ -95,8 +95,25 @@ def ratios(results: Mapping[str, Samples]) -> dict[str, list[float]]:
             try:
                 found[ratio.what] = ratio.of(results[ratio.program])
             except KeyError:
-                continue  # that peer is not here
+                continue  # `not_judged` tells
     return found
+
+
+def not_judged(reference: Samples, results: Mapping[str, Samples]) -> dict[str, str]:
+    """Why some ratios of the programs that were run have no verdict, and those of the reference that no
+    program has any more."""
+    now, why = ratios(results), {}
+    for ratio in RATIOS:
+        if ratio.program not in results:
+            continue
+        if ratio.what not in now:
+            why[ratio.what] = "no samples: its peer is not here, or they are called otherwise"
+        elif ratio.what not in reference:
+            why[ratio.what] = "no reference: --store-reference makes it"
+        elif min(len(reference[ratio.what]), len(now[ratio.what])) < FEWEST:
+            why[ratio.what] = f"fewer than {FEWEST} pairs"
+    here = {ratio.what for ratio in RATIOS}
+    return why | {what: "the reference has it, and no program" for what in reference if what not in here}
 
 
 def verdicts(reference: Samples, now: Samples) -> list[Verdict]:

@@ -6,9 +6,10 @@
 
 Each runs in a process of its own, one after the other. Takes long; keep the machine quiet.
 
-`--check` runs those whose ratios to a floor or a peer have a reference (`regressions.py`), and exits with 1
-where one is lost by more than its noise, 2 where there is no reference for this kind of machine. `--store-
-reference` writes that, of a clean commit on a quiet machine.
+`--check` runs those that have ratios to a floor or a peer (`regressions.py`), and exits with 1 where one is
+lost against its reference by more than its noise, 2 where there is no reference for this kind of machine;
+what is not judged is in the table. `--store-reference` writes the reference, of a clean commit on a quiet
+machine.
 """
 
 from __future__ import annotations
@@ -110,10 +111,12 @@ def main() -> int:
         page["rows"] += found["rows"]
     lost = False
     if options.check:
-        now = regressions.ratios(page["results"])
-        verdicts = regressions.verdicts(regressions.stored(reference), now)
+        known, now = regressions.stored(reference), regressions.ratios(page["results"])
+        verdicts = regressions.verdicts(known, now)
         lost = any(verdict.lost for verdict in verdicts) or not verdicts
         page["rows"] += [verdict.row() for verdict in verdicts]
+        for what, why in regressions.not_judged(known, page["results"]).items():
+            page["rows"].append({"what": what, "goal": "", "measured": f"not judged: {why}", "ok": None})
     if options.store_reference and not failed:
         regressions.store(page["results"], page["machine"], reference)
         print(f"reference in {reference}", file=sys.stderr)

@@ -156,17 +156,19 @@ def main() -> None:
     except click.exceptions.Abort:
         code = 130
     except click.ClickException as error:
-        error.show(said := io.StringIO())
-        usage, mark, text = said.getvalue().partition("Error: ")  # or a help page, with no mark
+        error.show(shown := io.StringIO())
+        usage, mark, text = shown.getvalue().partition("Error: ")  # or a help page, with no mark
         if isinstance(error, click.MissingParameter):  # its choices stand in lines of their own
             text = " ".join(text.split())
         lines = all(word.isprintable() for word in sys.argv)
-        click.echo(usage + mark + printable(shortened(text.rstrip("\n"), MOST_SHOWN), lines=lines), err=True)
+        said = shortened(printable(text.rstrip("\n"), lines=lines), MOST_SHOWN)
+        click.echo(usage + mark + said, err=True)
         code = error.exit_code
     except HpcschedError as error:
         if verbose:
             raise
-        click.echo(f"hpcsched: {printable(shortened(str(error), MOST_SHOWN), lines=True)}", err=True)
+        story = isinstance(error, errors.InvalidTransition)  # the only one that has lines on purpose
+        click.echo(f"hpcsched: {shortened(printable(str(error), lines=story), MOST_SHOWN)}", err=True)
         code = error.exit_code
     except BrokenPipeError:
         # The reader has seen enough (| head); say nothing when the interpreter flushes.
@@ -175,7 +177,7 @@ def main() -> None:
     except OSError as error:
         if verbose or error.filename is None:
             raise
-        name = printable(shortened(str(error.filename), errors.MOST_SHOWN))
+        name = shortened(printable(str(error.filename)), errors.MOST_SHOWN)
         click.echo(f"hpcsched: {name}: {error.strerror}", err=True)
         code = 2 if error.errno == errno.ENAMETOOLONG else 1
     sys.exit(code if isinstance(code, int) else 0)

@@ -4,7 +4,8 @@
     python -m tests.fuzz --replay FILE
     python -m tests.fuzz --seed jobs-17.203
 
-Exit code 1 when something is wrong: a traceback, more than a line, a code that none of ours is, no end. It is
+Exit code 1 when something is wrong: a traceback, a code that none of ours is, no end, or a refusal that is
+not one line beside notes (`hpcsched: ...`; with exit code 1 also a line for each job that was named). It is
 told with its name, which says how it is made again, and its input is written to a file.
 """
 
@@ -39,7 +40,8 @@ def _one(name: str, options: dict[str, object]) -> Campaign:
 
 def _again(target: Target, data: bytes) -> int:
     (outcome,) = played(target.act, [data])
-    print(f"{outcome.why}\n{outcome.trace}" if outcome.why else f"right: {outcome.said}")
+    right = f"not played: {outcome.skipped}" if outcome.skipped else f"right: {outcome.said}"
+    print(f"{outcome.why}\n{outcome.trace}" if outcome.why else right)
     return bool(outcome.why)
 
 
@@ -92,6 +94,7 @@ def main(words: Sequence[str]) -> int:
         lines = each.reached[-1][2]
         print(
             f"{each.target:12} {each.inputs:6} inputs in {each.seconds:5.1f} s, {len(each.found)} faults"
+            + (f", {each.skipped} not played" if each.skipped else "")
             + (f", {lines} lines, {each.kept} kept" if lines else "")
         )
     print(
@@ -104,6 +107,7 @@ def main(words: Sequence[str]) -> int:
         page = {
             each.target: {
                 "inputs": each.inputs,
+                "skipped": each.skipped,
                 "seconds": round(each.seconds, 1),
                 "lines": each.reached[-1][2],
                 "reached": each.reached[:: max(1, len(each.reached) // 20)],

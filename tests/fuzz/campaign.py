@@ -59,10 +59,12 @@ class Found:
 
 @dataclass(slots=True)
 class Campaign:
-    """What came of a target's inputs. `reached`: lines of hpcsched, by the number of inputs until then."""
+    """What came of a target's inputs. `skipped`: those beside them that were not played. `reached`: lines of
+    hpcsched, by the number of inputs until then."""
 
     target: str
     inputs: int = 0
+    skipped: int = 0
     seconds: float = 0.0
     found: dict[str, Found] = field(default_factory=dict)
     reached: list[tuple[int, float, int]] = field(default_factory=list)
@@ -81,7 +83,7 @@ def fuzzed(
     enough: int = 10**9,
     tell: Callable[[Found], None] = lambda found: None,
 ) -> Campaign:
-    """Try inputs until the time is up, or `most` have been tried, or `enough` kinds of faults are known.
+    """Try inputs until the time is up, or `most` have been made, or `enough` kinds of faults are known.
 
     Args:
         first: the first seed; the inputs are the same for the same seed, and number of inputs.
@@ -104,7 +106,8 @@ def fuzzed(
         while left:
             outcomes = played(target.act, [data for data, _ in left], lines)
             for (data, line), outcome in zip(left, outcomes, strict=False):
-                campaign.inputs += 1
+                campaign.inputs += not outcome.skipped
+                campaign.skipped += bool(outcome.skipped)
                 if outcome.lines and lines:
                     lines.seen |= outcome.lines
                     if len(data) < LONGEST_KEPT:
@@ -121,9 +124,11 @@ def fuzzed(
 
     take([(data, ()) for data in corpus])
     kept.clear()  # what the corpus reaches is no news
-    while clock() - began < seconds and campaign.inputs < most and len(campaign.found) < enough:
+    while (left := most - campaign.inputs - campaign.skipped) > 0:
+        if clock() - began >= seconds or len(campaign.found) >= enough:
+            break
         batch: list[tuple[bytes, Line]] = []
-        for _ in range(min(AT_ONCE, most - campaign.inputs)):
+        for _ in range(min(AT_ONCE, left)):
             parent = random.choice(kept[-200:]) if guided and kept and random.random() < FROM_KEPT else ()
             line = (*parent, seed)
             seed += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -76,3 +77,34 @@ def recorded_journals() -> tuple[bytes, ...]:
         if len(data) < MOST_BYTES:
             found.append(data)
     return tuple(found)
+
+
+JOBS = """schema = 1
+[[job]]
+name = "a"
+model = "ResNet-50"
+command = ["python", "a.py"]
+steps = 3600
+[[job]]
+name = "b"
+model = "Inception-v3"
+trainer = "m:N"
+steps = 140
+after = ["a"]
+"""
+
+
+def with_jobs(folder: Path) -> None:
+    """A job file."""
+    (folder / "jobs.toml").write_text(JOBS)
+
+
+def with_run(folder: Path) -> None:
+    """A run's directory as an agent has left it; which one, does not matter for what is put over it."""
+    run = folder / "run"
+    shutil.copytree(ROOT / "tests/data/runs/0.5.0/runs/commands", run, copy_function=shutil.copyfile)
+    run.chmod(0o700)
+    (folder / "hpcsched-run").symlink_to("run")
+    state = folder / "xdg-state/hpcsched/runs"
+    state.mkdir(parents=True)
+    (state / "0.json").write_text(json.dumps({"id": "0", "dir": str(run), "at": 0.0}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -57,10 +58,24 @@ def _readings() -> None:
     RemoteHost.reading = lambda self, device: self.readings[device] if self.readings else Reading()  # type: ignore
 
 
+def _guess() -> None:
+    from hpcsched.cli import common
+
+    common.suggestion = lambda word, among: f"; did you mean {get_close_matches(word, [*among], n=1)[0]!r}?"
+
+
+def _number() -> None:
+    from hpcsched.batch import slurm
+
+    slurm.whole = lambda text: int(text) if text else None  # type: ignore[attr-defined]
+
+
 PLANTED = {
     "unit": Planted("pool", "a KeyError for a time in a unit that nobody knows", _unit),
-    "pattern": Planted("burst", "a pattern that takes exponential time for a key of letters", _pattern),
+    "pattern": Planted("burst", "a pattern that takes words for numbers, after exponential time", _pattern),
     "errors": Planted("record", "decoding lets all errors but msgspec's own through", _errors),
     "admission": Planted("inbox", "jobs in the inbox are not checked as a job file's are", _admission),
+    "guess": Planted("arguments", "an IndexError for a job whose name is like that of no other", _guess),
+    "number": Planted("environment", "a ValueError for a number of Slurm's that is none", _number),
     "readings": Planted("to-head", "an IndexError for a beat with fewer readings than devices", _readings),
 }

@@ -31,24 +31,33 @@ MOST_MEMORY = 2**30
 """Bytes of memory that one input may add to what the imports take (chosen)."""
 LONGEST_LINE = 2100
 """Characters of an error."""
+MOST_NOTES = 4
+"""Lines beside the error of a command that refuses (chosen): files of settings that are passed over, and the
+like."""
 MOST_OUTPUT = 64 * 2**20
 
 CODES = (0, 1, 2, 3, 4)
 """Exit codes of commands: right, it did not work, bad input, no such run, no such job."""
+CTRL_C = 130
 
 
 class Wrong(AssertionError):
     """What came of an input is not what may come of bad input."""
 
 
+class NotPlayed(Exception):
+    """An input is not for this target, which says why; it counts apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of one input: `why` it is wrong, empty if it is not; `trace`: where. `said`: the command's
-    answer. `lines`: those of hpcsched that it reached first."""
+    answer. `skipped`: why it was not played. `lines`: those of hpcsched that it reached first."""
 
     why: str = ""
     trace: str = ""
     said: str = ""
+    skipped: str = ""
     lines: frozenset[tuple[str, int]] = field(default_factory=frozenset)
 
 
@@ -62,9 +71,8 @@ def check_line(text: str) -> None:
         raise Wrong(f"an error that is not one printable line: {text[:500]!r}")
 
 
-def command(folder: Path, *words: str, codes: Sequence[int] = CODES, notes: bool = True) -> str:
-    """Run a command as `hpcsched WORDS` does. Raises Wrong. `notes`: lines on stderr may come
-    before its error, or beside its answer."""
+def command(folder: Path, *words: str, codes: Sequence[int] = CODES) -> str:
+    """Run a command as `hpcsched WORDS` does. Raises Wrong."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", on) for on in ("strict", "backslashreplace"))
     before = sys.argv, sys.stdout, sys.stderr
     sys.argv, sys.stdout, sys.stderr = ["hpcsched", *words], out, err
@@ -76,27 +84,36 @@ def command(folder: Path, *words: str, codes: Sequence[int] = CODES, notes: bool
     finally:
         sys.argv, sys.stdout, sys.stderr = before
     out.flush(), err.flush()
-    out.buffer.getvalue().decode()  # type: ignore[attr-defined] # what is no UTF-8 raises
+    answer = out.buffer.getvalue().decode()  # type: ignore[attr-defined] # what is no UTF-8 raises
     errors = err.buffer.getvalue().decode("utf-8", "replace")  # type: ignore[attr-defined]
-    said = f"exit code {code}: {errors[:1000]}"
-    if code not in codes:
+    if not isinstance(code, int) or code not in codes:
         raise Wrong(f"exit code {code}, with: {errors[:500]}")
-    lines = errors.rstrip("\n").split("\n")
+    check_said(code, answer, errors.rstrip("\n"), silent="wait" in words)  # its exit code is its answer
+    return f"exit code {code}: {errors[:1000]}"
+
+
+def check_said(code: int, answer: str, errors: str, *, silent: bool) -> None:
+    """Raises Wrong unless what is on stderr fits the exit code: one error, and notes; or for some of the jobs
+    that were named (exit code 1) a line each. `silent`: exit code 1 may come without a word."""
+    if "Traceback (most recent call last)" in errors:
+        raise Wrong(f"a traceback, and exit code {code}: {errors[-500:]}")
+    lines = errors.split("\n") if errors else []
     if code == 2:
         usage = [line for line in lines if line.startswith("Error: ")]
         if usage:  # click's: "Usage: ...", "Try ...", an empty line and the error
             lines = lines[lines.index(usage[0]) :]
         elif any(line.startswith("Usage: ") for line in lines):
             lines = lines[:1]  # the help of a group of commands
-        elif not notes and len(lines) != 1:
-            raise Wrong(f"{len(lines)} lines of errors: {errors[:500]}")
-        if sum(not line.startswith("hpcsched: ") for line in lines[1:]):
-            raise Wrong(f"more than a line of errors: {errors[:500]!r}")
-    for line in lines if errors else ():
+    begin = ("hpcsched: ", "job ") if code == 1 else "hpcsched: "
+    if code and any(not line.startswith(begin) for line in lines[1:]):
+        raise Wrong(f"more than a line of errors, and exit code {code}: {errors[:500]!r}")
+    if code in (2, 3, 4) and len(lines) > 1 + MOST_NOTES:
+        raise Wrong(f"{len(lines)} lines, and exit code {code}: {errors[:500]!r}")
+    for line in lines:
         check_line(line)
-    if code == 2 and not errors:
-        raise Wrong("exit code 2 without a word")
-    return said
+    enough = {1: silent or bool(answer.strip()), 2: False, 3: bool(answer.strip()), 4: False}
+    if not lines and not enough.get(code, True):
+        raise Wrong(f"exit code {code} without a word")
 
 
 def refused(what: Callable[[], object], *errors: type[Exception]) -> str:
@@ -197,10 +214,12 @@ def _one(act: Callable[[Path, bytes], str | None], folder: Path, data: bytes, li
     _enter(folder)
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     signal.setitimer(signal.ITIMER_REAL, WALL_S)
-    why = trace = said = ""
+    why = trace = said = skipped = ""
     try:
         with lines or contextlib.nullcontext():
             said = act(folder, data) or ""
+    except NotPlayed as error:
+        skipped = str(error)
     except Wrong as error:
         why = str(error)
     except BaseException as error:
@@ -211,7 +230,7 @@ def _one(act: Callable[[Path, bytes], str | None], folder: Path, data: bytes, li
             signal.setitimer(timer, 0)
         os.chdir("/")
         shutil.rmtree(folder)
-    return Outcome(why, trace, said, frozenset(lines.taken()) if lines else frozenset())
+    return Outcome(why, trace, said, skipped, frozenset(lines.taken()) if lines else frozenset())
 
 
 def played(
@@ -231,8 +250,8 @@ def played(
             outcomes = []
             with os.fdopen(reader, "rb") as results:
                 for line in results:
-                    why, trace, said, new = json.loads(line)
-                    outcomes.append(Outcome(why, trace, said, frozenset((name, at) for name, at in new)))
+                    *texts, new = json.loads(line)
+                    outcomes.append(Outcome(*texts, frozenset((name, at) for name, at in new)))
             _, status = os.waitpid(pid, 0)
         if len(outcomes) < len(inputs) and not (outcomes and outcomes[-1].why):
             where = (root / "traces").read_text(errors="replace")[-6000:]
@@ -284,7 +303,7 @@ def _child(
         sys.addaudithook(_within(folder))
         for data in inputs:
             outcome = _one(act, folder, data, lines)
-            page = [outcome.why, outcome.trace, outcome.said, [*outcome.lines]]
+            page = [outcome.why, outcome.trace, outcome.said, outcome.skipped, [*outcome.lines]]
             os.write(writer, json.dumps(page).encode() + b"\n")
             if outcome.why:
                 break

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from . import corpus, inner, told, wire
+from . import arguments, corpus, inner, variables, wire
 from .forms import FORMS, Form
 from .sandbox import CODES, command
 
@@ -47,122 +46,7 @@ def _commands(
     return act
 
 
-_JOBS = """schema = 1
-[[job]]
-name = "a"
-model = "ResNet-50"
-command = ["python", "a.py"]
-steps = 3600
-[[job]]
-name = "b"
-model = "Inception-v3"
-trainer = "m:N"
-steps = 140
-after = ["a"]
-"""
 _SIMULATE = "simulate jobs.toml --gpus-per-node 4 --profiles marble-summit"
-
-
-def _with_jobs(folder: Path) -> None:
-    (folder / "jobs.toml").write_text(_JOBS)
-
-
-def _with_run(folder: Path) -> None:
-    """A run's directory as an agent has left it; which one, does not matter for what is put over it."""
-    run = folder / "run"
-    shutil.copytree(corpus.ROOT / "tests/data/runs/0.5.0/runs/commands", run, copy_function=shutil.copyfile)
-    run.chmod(0o700)
-    (folder / "hpcsched-run").symlink_to("run")
-    state = folder / "xdg-state/hpcsched/runs"
-    state.mkdir(parents=True)
-    (state / "0.json").write_text(json.dumps({"id": "0", "dir": str(run), "at": 0.0}))
-
-
-_LOOKS = (
-    *(
-        "--dir run status --states all",
-        "--dir run status --json",
-        "status --all",
-        "--dir run status -l -S -M,i",
-    ),
-    *("--dir run explain", "--dir run explain 1", "--dir run explain 4 --json", "--dir run history"),
-    *(
-        "--dir run efficiency",
-        "--dir run efficiency --policy marble",
-        "--dir run report",
-        "--dir run journal check",
-    ),
-    *(
-        "--dir run logs 1",
-        "--dir run metrics 4",
-        "--dir run top -n 1",
-        "simulate --run run",
-        "clean --all --json",
-    ),
-    *("--dir run wait --timeout 0.1", "--dir run cancel 1", "--dir run resume"),
-    *("--dir run status -o %i|%j|%R|%Z", "--dir run efficiency --json", "--dir run journal repair --yes"),
-)
-
-
-def _arguments(folder: Path, data: bytes) -> str:
-    words = json.loads(data)
-    _with_jobs(folder)
-    _with_run(folder)
-    if not (isinstance(words, list) and words) or {"run", "demo", "tune", "--serve", "join"} & {*words[:3]}:
-        return ""  # what starts processes is not for here
-    if {"-f", "--follow", "top", "wait", "--serve", "start", "enter"} & {*words}:
-        return ""  # what goes on until it is told to end
-    return command(folder, *words, codes=(*CODES, 130))
-
-
-def _lines_of_examples() -> list[bytes]:
-    """The command lines of all helps, without what starts processes."""
-    import shlex
-
-    from hpcsched.cli.examples import EXAMPLES
-
-    files = {"profiles.json": "marble-summit", "DIR": "run", "RUN": "run"}
-    found = [shlex.split(line)[1:] for lines in EXAMPLES.values() for line in lines]
-    found += [line.split() for line in (*_LOOKS, *_PLANS)]
-    found += _lines_of_options()
-    return [json.dumps([files.get(word, word) for word in words]).encode() for words in found]
-
-
-_PLANS = (
-    "plan vsw resnet50-v100-p100 --global-batch 512 --gpus n1=2:V100 --local-batch 32,64 --accumulation 0 9",
-    "plan vsw resnet50-v100-p100 --scale --samples 1000",
-    "plan ps nearchus-a --model ResNet-50 --cpus 8 --link 1000 --rule optimus",
-    "plan burst vgg16-a100 --gpus 8 --global-batch 32 --bandwidth 10 --latency 5 --amplification 2",
-    "simulate jobs.toml --gpus-per-node 4 --nodes 2 --profiles marble-summit --policy planner,equal --jobs",
-    "simulate jobs.toml --allocation 4@0+4h --allocation 2x8:V100@1h --profiles marble-summit",
-    "script slurm jobs.toml --time 1:00:00 --gpus-per-node 4 --mem 64G --max-restarts 3 --margin 60",
-    "submit --dir run --array 1-20:2%4 --time 2h --mem 16G --gpus 1-2 --processes 2 -- a {index}",
-)
-
-
-def _lines_of_options() -> list[list[str]]:
-    """A line for each option of each command that starts nothing."""
-    import click
-
-    from hpcsched.cli.main import cli
-
-    samples = {click.INT: "3", click.FLOAT: "1.5", click.BOOL: "true"}
-    found, context = list[list[str]](), click.Context(cli)
-    for name in cli.list_commands(context):
-        todo = [([name], cli.get_command(context, name))]
-        while todo:
-            words, command = todo.pop()
-            if isinstance(command, click.Group):
-                todo += [([*words, below], each) for below, each in command.commands.items()]
-                continue
-            for option in command.params if command else ():
-                if isinstance(option, click.Option):
-                    kind = option.type
-                    value = kind.choices[0] if isinstance(kind, click.Choice) else samples.get(kind, "2")
-                    value = value if isinstance(value, str) else str(value)
-                    given = [] if option.is_flag else [value] * option.nargs
-                    found.append(["--dir", "run", *words, option.opts[-1], *given])
-    return found
 
 
 def _few_documents(*patterns: str, having: str, key: str, most: int) -> list[bytes]:
@@ -214,7 +98,7 @@ _LISTED = (
         name="jobs",
         about="job files",
         form=FORMS["toml"],
-        seeds=lambda: (_JOBS.encode(), *corpus.tables("jobs")),
+        seeds=lambda: (corpus.JOBS.encode(), *corpus.tables("jobs")),
         act=_commands(
             "jobs.toml",
             _SIMULATE,
@@ -246,7 +130,7 @@ _LISTED = (
             "--config site.toml script lsf jobs.toml",
             "--config site.toml script sge jobs.toml",
             "--config site.toml status",
-            beside=_with_jobs,
+            beside=corpus.with_jobs,
         ),
     ),
     Target(
@@ -269,7 +153,7 @@ _LISTED = (
             "simulate jobs.toml --gpus-per-node 4 --profiles p.json",
             "simulate jobs.toml --gpus-per-node 4 --profiles p.json --policy planner",
             "advise jobs.toml --gpus 1-4 --time 1h --profiles p.json --batch none",
-            beside=_with_jobs,
+            beside=corpus.with_jobs,
         ),
     ),
     Target(
@@ -360,21 +244,21 @@ _LISTED = (
         about="status.json of a run",
         form=FORMS["json"],
         seeds=lambda: _of_runs("status.json"),
-        act=_commands("run/status.json", *_LOOKS, beside=_with_run),
+        act=_commands("run/status.json", *arguments.LOOKS, beside=corpus.with_run),
     ),
     Target(
         name="record",
         about="run.json of a run",
         form=FORMS["json"],
         seeds=lambda: _of_runs("run.json"),
-        act=_commands("run/run.json", *_LOOKS, beside=_with_run),
+        act=_commands("run/run.json", *arguments.LOOKS, beside=corpus.with_run),
     ),
     Target(
         name="journal",
         about="journals with right checksums",
         form=FORMS["journal"],
         seeds=corpus.recorded_journals,
-        act=_commands("run/journal.jsonl", *_LOOKS, beside=_with_run),
+        act=_commands("run/journal.jsonl", *arguments.LOOKS, beside=corpus.with_run),
     ),
     Target(
         name="to-head",
@@ -408,22 +292,22 @@ _LISTED = (
         name="arguments",
         about="command lines",
         form=FORMS["words"],
-        seeds=_lines_of_examples,
-        act=_arguments,
+        seeds=arguments.lines_of_examples,
+        act=arguments.play,
     ),
     Target(
         name="environment",
         about="variables of users, of Slurm, LSF and SGE",
         form=FORMS["words"],
-        seeds=told.environments,
-        act=told.environment,
+        seeds=variables.environments,
+        act=variables.environment,
     ),
     Target(
         name="contract",
         about="variables of a job's processes, and what programs say",
         form=FORMS["words"],
-        seeds=told.examples,
-        act=told.contract,
+        seeds=variables.examples,
+        act=variables.contract,
     ),
 )
 TARGETS = {target.name: target for target in _LISTED}

@@ -15,7 +15,16 @@ from typing import Any
 
 import click
 
-from hpcsched.cli.common import Number, code_of, dir_option, find_run, hint_at_runs, option, plural
+from hpcsched.cli.common import (
+    Number,
+    code_of,
+    dir_option,
+    find_run,
+    hint_at_runs,
+    option,
+    plural,
+    whole_number,
+)
 from hpcsched.cli.jobs import about_idle, batch_job_status
 from hpcsched.cli.jobs.about_leftover import in_a_line
 from hpcsched.cli.jobs.columns import cores_held, shared_gpus, steps, where
@@ -104,7 +113,7 @@ def _in_pages(watch: _Watch, delay: float, count: int | None) -> None:
     shown = 0
     while True:
         watch.look()
-        width = int(os.environ.get("COLUMNS") or PAGE_WIDTH)
+        width = whole_number(os.environ.get("COLUMNS", "")) or PAGE_WIDTH
         page = Screen(width=width, height=None, fancy=_can_draw())
         sys.stdout.write("\n" * bool(shown) + "\n".join(page.lines(watch.status, watch.trouble)) + "\n")
         sys.stdout.flush()

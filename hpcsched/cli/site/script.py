@@ -21,6 +21,7 @@ from hpcsched.cli.common import (
     gpus_per_node_option,
     hint_at_gpus_per_node,
     option,
+    say,
     variable,
 )
 from hpcsched.cli.site import batch_scripts
@@ -119,9 +120,9 @@ def script(ctx: click.Context, /, system: str, sets: tuple[Path, ...], **_: Any)
         return
     if output.exists() and not ctx.params["force"]:
         raise ConfigError(where="-o", got=f"{output} is there already", accepted="a new file, or --force")
-    write_atomically(output.absolute(), text.encode())
+    write_atomically(output.absolute(), os.fsencode(text))  # a path may be no UTF-8
     how = {"slurm": "sbatch ", "lsf": "bsub < ", "sge": "qsub "}[system] + shlex.quote(str(output))
-    click.echo(f"hpcsched: written; submit it with: {how}", err=True)
+    say(f"hpcsched: written; submit it with: {how}", err=True)
 
 
 class _Given:

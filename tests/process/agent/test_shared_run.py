@@ -6,7 +6,8 @@ import grp
 import os
 from pathlib import Path
 
-from livebench import Bench, job
+import pytest
+from livebench import FOREVER, Bench, job, saves
 
 CPU = ["--devices", "cpu:1"]
 
@@ -35,3 +36,34 @@ def test_a_shared_run_refuses_secrets_in_each_life(bench: Bench) -> None:
     assert done.returncode == 2 and "job b.env.WANDB_API_KEY" in done.stderr, done.stderr
     assert "not-to-be-seen" not in bench.rundir.journal.read_text()
     assert modes(bench) == [0o2750, 0o640]
+
+
+@pytest.mark.torch
+def test_inbox_keys_and_checkpoints_stay_the_users_whatever_the_umask(bench: Bench) -> None:
+    """Over two hosts, whose node agents need keys."""
+    pytest.importorskip("torch")
+    digits = job("t", trainer="hpcsched.examples.digits:Digits", args={"kind": "mlp"}, steps=3, gpus=1)
+    jobs = bench.set_of(digits, saves("a", steps=FOREVER, gpus=1))
+    hosts = ["--devices", "cpu:1", "--hosts", "x,y", "--launcher", "local"]
+    before = os.umask(0)
+    try:
+        run = bench.start(jobs, *hosts, "--share", grp.getgrgid(os.getegid()).gr_name)
+    finally:
+        os.umask(before)
+    bench.ready("a")
+    bench.until(lambda: bench.states().get("t") == "COMPLETED", "t trained")
+    root: Path = bench.rundir.root
+    shown = {path for path in root.rglob("*") if path.is_file() and is_open(path, root)}
+    assert {bench.rundir.journal, bench.rundir.record, *root.glob("jobs/*/*.out")} <= shown
+    keys, saved = [*root.glob("join*")], [*(bench.rundir.job(1) / "checkpoint").iterdir()]
+    inbox = [bench.rundir.inbox, *bench.rundir.inbox.rglob("*")]
+    assert len(keys) == 1 and saved and len(inbox) == 4
+    assert [path for path in (*keys, *saved, *inbox) if is_open(path, root)] == []
+    bench("cancel", "a")
+    assert run.wait() == 0, run.said
+
+
+def is_open(path: Path, root: Path) -> bool:
+    """Whether anybody but the user gets at it, by the modes from the root on."""
+    way = [one for one in path.parents if one.is_relative_to(root)]
+    return bool(path.stat().st_mode & 0o077) and all(one.stat().st_mode & 0o011 for one in way)

@@ -47,6 +47,22 @@ def test_ratios_are_of_pairs_and_leave_out_a_peer_that_was_not_there() -> None:
     assert sorted(found.values()) == [[0.25, 0.5], [0.4, 0.5, 0.6], [0.5, 1.0]]
 
 
+def test_what_is_not_judged_is_told_with_the_reason() -> None:
+    xargs, hyperqueue, spooler = (ratio.what for ratio in regressions.RATIOS[:3])
+    dispatch = {"ratio_to_xargs": STEADY, "ratio_to_hyperqueue": STEADY[:2], "ratio_to_renamed": STEADY}
+    reference = {hyperqueue: STEADY, spooler: STEADY, "of old": STEADY}
+    told = regressions.not_judged(reference, {"dispatch": dispatch})
+    assert {what: why.split(":")[0] for what, why in told.items()} == {
+        xargs: "no reference",
+        hyperqueue: "fewer than 3 pairs",
+        spooler: "no samples",
+        "of old": "the reference has it, and no program",
+    }
+    judged = regressions.verdicts(reference, regressions.ratios({"dispatch": dispatch}))
+    assert not judged
+    assert regressions.not_judged({xargs: STEADY}, {}) == {}  # no program of it was run
+
+
 def test_a_reference_keeps_what_is_not_measured_anew(tmp_path: Path) -> None:
     file = regressions.reference_of(ABOUT, tmp_path)
     assert file.name == "reference-2x-some-cpu.json"
@@ -76,12 +92,18 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(("factor", "code"), [(1.0, 0), (0.8, 1)])
 def test_a_lost_ratio_is_exit_code_1(
-    checked: Path, monkeypatch: pytest.MonkeyPatch, factor: float, code: int
+    checked: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    factor: float,
+    code: int,
 ) -> None:
     regressions.store({"dispatch": {"ratio_to_xargs": STEADY}}, ABOUT, checked)
     now = {"ratio_to_xargs": [factor * ratio for ratio in STEADY]}
     monkeypatch.setattr(run_all, "_run", lambda name, *words, quick: {"results": now, "rows": []})
     assert run_all.main() == code
+    table = capsys.readouterr().out
+    assert table.count("not judged: no samples") == 2 and "rate over HyperQueue's" in table
 
 
 def test_without_a_reference_nothing_is_run(checked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,29 @@ def test_a_folder_that_no_system_takes_is_refused_in_a_line(monkeypatch: pytest.
     assert code == 1 and errors.count("\n") == 1 and len(errors) < 3000
 
 
+def test_a_folder_with_an_end_of_line_in_its_name_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, errors = said(monkeypatch, "--dir", "a\n\tb", "status")
+    assert code == 3 and errors.count("\n") == 1 and "/a\\n\\tb; start one with" in errors
+
+
+@pytest.mark.parametrize(
+    "words", [("A" * 70_000,), ("--python", "A" * 3000, "--", "a"), ("--python", "\u202e" * 1900, "--", "a")]
+)
+def test_a_doubt_about_a_long_word_is_a_line_of_bounded_length(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    code, _, errors = said(monkeypatch, "submit", *words)
+    assert code == 0 and "submitted all the same: " in errors and max(map(len, errors.split("\n"))) < 2100
+
+
+def test_a_long_folder_that_clean_leaves_alone_is_a_line_of_bounded_length(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code, _, errors = said(monkeypatch, "clean", "A" * 70_000)
+    assert code == 1 and errors.startswith("hpcsched: left alone: ") and "File name too long" in errors
+    assert len(errors) < 2100
+
+
 def test_a_file_that_cannot_be_reached_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", "/a/file")
@@ -57,15 +80,52 @@ def test_long_words_are_not_said_again_as_they_are(monkeypatch: pytest.MonkeyPat
     assert code == 2 and "No such command" in errors and len(errors) < 3000
 
 
+@pytest.mark.parametrize("words", [("status", "--dir", "\u202e" * 1900), ("explain", "1", "\u202e" * 1900)])
+def test_escapes_count_for_the_length_of_a_line(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    code, _, errors = said(monkeypatch, *words)
+    assert code in (1, 2) and "\\u202e" in errors and max(map(len, errors.split("\n"))) < 2100
+
+
 def test_what_is_no_utf8_is_shown_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCSCHED_DEVICE_TYPE", "caf\udce9")
     code, shown, _ = said(monkeypatch, "config", "show")
     assert code == 0 and "caf\\udce9" in shown
 
 
+def test_a_batch_script_has_the_bytes_of_a_path_that_is_no_utf8(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    (home / "caf\udce9.toml").write_text('schema = 1\n[[job]]\nname = "a"\ncommand = ["a"]\n')
+    words = ("--time", "1h", "--gpus-per-node", "1", "-o", "job.sbatch")
+    code, _, errors = said(monkeypatch, "script", "slurm", "caf\udce9.toml", *words)
+    assert code == 0, errors
+    assert b"/caf\xe9.toml" in Path("job.sbatch").read_bytes()
+
+
+def test_a_batch_script_with_orders_to_a_terminal_in_its_name_is_told_as_text(
+    monkeypatch: pytest.MonkeyPatch, home: Path
+) -> None:
+    (home / "jobs.toml").write_text('schema = 1\n[[job]]\nname = "a"\ncommand = ["a"]\n')
+    words = ("jobs.toml", "--time", "1h", "--gpus-per-node", "1", "-o", "\x1b]0;x\x07")
+    code, _, errors = said(monkeypatch, "script", "slurm", *words)
+    assert (code, errors) == (0, "hpcsched: written; submit it with: sbatch '\\x1b]0;x\\x07'\n")
+
+
 def test_what_click_refuses_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
     code, _, errors = said(monkeypatch, "status", "--no\nsuch\x1b[m")
     assert code == 2 and "Error: No such option" in errors and "--no\\nsuch\\x1b[m" in errors
+
+
+@pytest.mark.parametrize("columns", ["wide", "-3", "1", "9" * 4500])
+def test_a_width_of_the_terminal_that_is_none_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, home: Path, columns: str
+) -> None:
+    a_run(home / "hpcsched-run")
+    monkeypatch.setenv("COLUMNS", columns)
+    code, shown, errors = said(monkeypatch, "top", "-n", "1")
+    assert (code, errors) == (0, "") and shown
 
 
 NINES = "9" * 4500

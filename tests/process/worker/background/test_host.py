@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from budget import slow
-from lanesparty import Party, code_of, models_same, until
+from lanesparty import DEADLINE_S, Party, code_of, models_same, until
+from otheruser import as_other
+
+from hpcsched.worker.background import settings
 
 pytestmark = pytest.mark.torch
 
@@ -286,3 +291,58 @@ def test_bad_words_in_the_environment_are_one_line(
     assert code_of(party.start(2, "background", env={variable: value})) == 2
     assert message in party.output(2)
     assert party.output(2).count("\n") == 1
+
+
+# -- others at the socket ------------------------------------------------------------------------------------
+
+
+def name_of(party: Party) -> str:
+    return settings.address({"HPCSCHED_RUN_ID": party.run, "HPCSCHED_DEVICES": "0"}) or ""
+
+
+def test_a_stranger_who_calls_is_hung_up_on_without_a_word(party: Party) -> None:
+    go_on = party.folder / "go on"
+    front = party.start(1, "foreground", steps=300, slow_until=str(go_on))
+    greeting = json.dumps({"guest": {"job": 2, "environ": {}, "cwd": "/", "python": "/"}}).encode()
+
+    def answer() -> bytes:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+            line.settimeout(DEADLINE_S)
+            line.connect(name_of(party))
+            try:
+                line.send(greeting)
+                return line.recv(1000)
+            except (BrokenPipeError, ConnectionResetError):
+                return b""
+
+    def asked() -> bytes:
+        with contextlib.suppress(ConnectionRefusedError):
+            return answer()
+        return b""
+
+    until(lambda: b"refused" in asked())  # from us: it is there, and this is no guest for it
+    assert as_other(answer) == b""
+    go_on.touch()
+    assert code_of(front) == 0, party.output(1)
+
+
+def test_where_a_stranger_has_the_name_he_is_told_nothing_and_the_jobs_train_apart(party: Party) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as theirs:
+
+        def take() -> None:
+            theirs.bind(name_of(party))
+            theirs.listen(50)
+
+        as_other(take)
+        front = party.start(1, "foreground")
+        back = party.start(2, "background", env={"TEST_HOST_WITHIN_S": "1"})
+        assert (code_of(front), code_of(back)) == (0, 0), party.output(1) + party.output(2)
+        assert "no guests are taken here: there is no address, or another process has it" in party.output(1)
+        assert "in a process of its own" in party.output(2)
+        theirs.setblocking(False)
+        called = list[bytes]()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                with theirs.accept()[0] as line:
+                    called.append(line.recv(1000))
+        assert called and set(called) == {b""}

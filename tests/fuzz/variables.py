@@ -14,7 +14,8 @@ from hpcsched.batch.base import AllocatedHost
 from hpcsched.batch.lsf import Lsf
 from hpcsched.batch.sge import Sge
 from hpcsched.batch.slurm import Slurm
-from hpcsched.contract import codec, metrics, orders, progress, ranks, state, variables, words, zygote
+from hpcsched.contract import codec, metrics, orders, progress, ranks, state, words, zygote
+from hpcsched.contract import variables as names
 from hpcsched.contract.environment import Environment
 from hpcsched.errors import BadInput, ConfigError, HpcschedError
 from hpcsched.testing.batch import (
@@ -29,7 +30,8 @@ from hpcsched.testing.batch import (
     FakeSlurmCommands,
 )
 
-from .sandbox import check_line, command, refused
+from . import corpus
+from .sandbox import NotPlayed, check_line, command, refused
 
 
 def environments() -> list[bytes]:
@@ -75,6 +77,7 @@ def environments() -> list[bytes]:
 _ASKS = (
     "config show --origin",
     "status",
+    "top -n 1",
     "simulate jobs.toml --profiles marble-summit --gpus-per-node 2",
     "explain",
 )
@@ -84,11 +87,12 @@ def environment(folder: Path, data: bytes) -> str:
     """Variables as commands read them, and those of a batch system's job as its adapter does."""
     told = json.loads(data)
     if not isinstance(told, dict):
-        return ""
+        raise NotPlayed("no table")
     told = {key: value for key, value in told.items() if key and "=" not in key}
     (folder / "jobs.toml").write_text(
         'schema = 1\n[[job]]\nname = "a"\nmodel = "ResNet-50"\ncommand = ["a"]\nsteps = 9\n'
     )
+    corpus.with_run(folder)
     (folder / "site.toml").write_text('policy = "marble"\n')
     (folder / "hosts").write_text(SGE_HOSTS)
     _adapters({**told, "PE_HOSTFILE": str(folder / "hosts")} if "JOB_ID" in told else told)
@@ -141,9 +145,7 @@ def examples() -> list[bytes]:
         control_fd=5,
         epochs=3.0,
     ).to_environ()
-    seats = {
-        variables.SEATS: '[{"server": true, "share": 0.5, "cores": [0]}, {"server": false, "share": 1.0}]'
-    }
+    seats = {names.SEATS: '[{"server": true, "share": 0.5, "cores": [0]}, {"server": false, "share": 1.0}]'}
     said = {
         "STATE": '{"step": 3, "samples": 96, "checkpoint": "c", "attempt": 1, "metrics": {"loss": 0.5}}',
         "LINE": '{"step": 3, "samples": 96, "epoch": 1.5, "rate": 2.5}',
@@ -185,7 +187,7 @@ def contract(folder: Path, data: bytes) -> str:
     """What a process is told by its environment, and what programs say in return."""
     found = json.loads(data)
     if not isinstance(found, dict):
-        return ""
+        raise NotPlayed("no table")
     errors = [
         _only(lambda: Environment.from_environ(found), ConfigError),
         _only(lambda: ranks.own_rank(found), ConfigError),
