@@ -6,11 +6,10 @@ import pytest
 
 from tests.chaos.planted import Fault
 from tests.chaos.real.campaign import play, unplayed
-from tests.chaos.real.checks import lost
+from tests.chaos.real.ledgers import Line, lost
 from tests.chaos.real.planted import BUGS
 from tests.chaos.real.schedule import FLAVOURS, drawn
 from tests.chaos.real.weights import ROOT
-from tests.chaos.real.world import Line
 
 
 @pytest.mark.parametrize("seed", [19, pytest.param(33, marks=pytest.mark.slow)])
