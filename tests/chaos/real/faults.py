@@ -21,7 +21,7 @@ from .world import Life, World, shown
 PATIENCE_S = 240.0
 """How long a schedule may take in all, before it counts as hanging."""
 
-SOUGHT_S = 6.0
+SOUGHT_S = 10.0
 """How long a fault looks for what it is to strike."""
 
 LINGERS_S = 10.0
@@ -169,15 +169,23 @@ class Faults:
             self._kill(self.world.processes(), "power loss")
             self.world.lives[-1].killed = True
 
+    def _waits_for_work(self, fault: Fault) -> bool:
+        """Where states in memory are to be had a training has to work first; else it is looked for again."""
+        waits = self.schedule.flavour == "memory" and not self.world.ledger(fault.args[0])
+        if waits:
+            self._seek_again(fault)
+        return waits
+
     def suspend_and_kill(self, fault: Fault) -> None:
         name, pause = fault.args
-        if self._ask("suspend", name):
+        if not self._waits_for_work(fault) and self._ask("suspend", name):
             time.sleep(pause)
             self.kill_agent(fault)
             self._later(0.0, lambda: self._take_back("resume", name))
 
     def suspend_and_resume(self, fault: Fault) -> None:
-        self._pair("suspend", "resume", *fault.args)
+        if not self._waits_for_work(fault):
+            self._pair("suspend", "resume", *fault.args)
 
     def hold_and_release(self, fault: Fault) -> None:
         self._pair("hold", "release", *fault.args)

@@ -121,9 +121,9 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
     if flavour == "tune":
         jobs: tuple[Job, ...] = ()
     elif flavour == "memory":  # a state that is suspended is in memory first, and a keeper makes it durable
-        jobs = (
-            _trainer("t0", random.choice(("ddp", "elastic")), 60, random.randrange(3), checkpoint_every=600),
-        )
+        kind = random.choice(("ddp", "elastic"))
+        one = _trainer("t0", kind, 60, random.randrange(3), checkpoint_every=600)
+        jobs = (replace(one, options={**one.options, "pause": 0.1}),)  # long enough to be struck
     elif flavour == "torch":
         jobs = _trainings(random, slots)
     elif hosts:
