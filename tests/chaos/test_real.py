@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -60,36 +61,36 @@ WORKS = [Line("a", 1, 10, "begin", 0, 8.0), Line("a", 1, 10, "step", 40, 9.9)]
 
 
 @pytest.mark.parametrize(
-    ("state", "later", "quiet", "said"),
+    ("state", "later", "within_s", "said"),
     [
-        ("CANCELLED", [], True, []),
-        ("FAILED", [], True, []),
-        ("COMPLETED", [Line("a", 1, 10, "done", 50, 10.4)], True, []),
-        ("COMPLETED", [Line("a", 1, 10, "done", 50, 16.0)], False, []),
+        ("CANCELLED", [], 4.0, []),
+        ("FAILED", [], 4.0, []),
+        ("COMPLETED", [Line("a", 1, 10, "done", 50, 10.4)], 4.0, []),
+        ("COMPLETED", [Line("a", 1, 10, "done", 50, 16.0)], inf, []),
         (
             "COMPLETED",
             [Line("a", 1, 10, "done", 50, 16.0)],
-            True,
+            4.0,
             ["it has come to its end 6.0 s after its cancel"],
         ),
-        ("COMPLETED", [], True, ["it is COMPLETED, and its cancel"]),
-        ("RUNNING", [], True, ["it is RUNNING, and its cancel"]),
-        ("CANCELLED", [Line("b", 2, 11, "begin", 0, 12.0)], False, ["it began 2.0 s after its cancel"]),
+        ("COMPLETED", [], 4.0, ["it is COMPLETED, and its cancel"]),
+        ("RUNNING", [], 4.0, ["it is RUNNING, and its cancel"]),
+        ("CANCELLED", [Line("b", 2, 11, "begin", 0, 12.0)], inf, ["it began 2.0 s after its cancel"]),
     ],
 )
-def test_what_is_cancelled_is_over(state: str, later: list[Line], quiet: bool, said: list[str]) -> None:
-    assert [*after_cancel(state, [*WORKS, *later], ENDED, quiet=quiet)] == said
+def test_what_is_cancelled_is_over(state: str, later: list[Line], within_s: float, said: list[str]) -> None:
+    assert [*after_cancel(state, [*WORKS, *later], ENDED, within_s=within_s)] == said
 
 
 def test_a_process_that_was_loading_may_begin_once() -> None:
     lines = [Line("a", 1, 10, "begin", 0, 11.0), Line("b", 2, 11, "begin", 0, 12.0)]
-    assert [*after_cancel("CANCELLED", lines, ENDED, quiet=True)] == ["it began 2.0 s after its cancel"]
+    assert [*after_cancel("CANCELLED", lines, ENDED, within_s=4.0)] == ["it began 2.0 s after its cancel"]
 
 
 def test_a_trainer_that_is_cancelled_may_just_have_ended() -> None:
     lines = _trained("a", *range(60), at=4.0)
-    assert not [*after_cancel("COMPLETED", lines, ENDED, quiet=True, last=59)]
-    assert [*after_cancel("COMPLETED", lines[:-5], ENDED, quiet=True, last=59)]
+    assert not [*after_cancel("COMPLETED", lines, ENDED, within_s=4.0, last=59)]
+    assert [*after_cancel("COMPLETED", lines[:-5], ENDED, within_s=4.0, last=59)]
 
 
 GOOD, BAD = ("COMPLETED", "CANCELLED"), ("COMPLETED", "OUT_OF_MEMORY")

@@ -13,6 +13,7 @@ from typing import Any
 from hpcsched.agent.node.link import HEAD_ANSWERS_WITHIN_S
 from hpcsched.core.events import EventVoided
 from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobSpec
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 from hpcsched.store.replay import replay
@@ -31,8 +32,12 @@ LASTS_S, LASTS_ON_HOSTS_S = 3.5, 40.0
 """How long what goes wrong may go on after its beginning (the longest stop of a process, and what comes of
 it); where hosts have to be missed first, longer."""
 
-ENDS_WITHIN_S = 5.0
-"""How long a process may go on that was told to end: its two seconds of grace, and some for the machine."""
+LEAVES_WITHIN_S, ENDS_WITHIN_S = 1.5, 4.0
+"""How long a process may go on that was told to end: one that listens, and one that has to be killed once its
+two seconds of grace are over; with some for the machine."""
+
+HARMLESS = ("no snapshot", "noise in the inbox", "clock ")
+"""What goes wrong and neither ends nor stops any process."""
 
 
 def violations(world: World, weights: dict[str, float]) -> list[str]:
@@ -192,7 +197,7 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
 def _quiet(world: World, since: float, until: float) -> bool:
     """Whether nothing had gone wrong, and no agent has begun or ended, between two moments."""
     lasts_s = LASTS_ON_HOSTS_S if world.schedule.hosts else LASTS_S
-    moments = [at for at, _ in world.disturbed]
+    moments = [at for at, what in world.disturbed if not what.startswith(HARMLESS)]
     for life in world.lives:
         moments += [life.began, inf if life.over is None else life.over]
     return not any(since - lasts_s <= at <= until for at in moments)
@@ -247,12 +252,7 @@ def _commands(world: World, machine: Machine) -> Iterator[str]:
             for job in machine.run.jobs.values():
                 name = job.spec.name
                 if rest[0] in (name, job.spec.array and job.spec.array.name):
-                    quiet = _quiet(world, answer.began, answer.ended + ENDS_WITHIN_S)
-                    lines = world.ledger(name)
-                    trainer = any(one.name == name and one.kind in TORCH for one in world.schedule.jobs)
-                    last = (job.spec.steps or 0) - widest(parts_of(lines)) if trainer else None
-                    for what in after_cancel(str(job.state), lines, answer, quiet=quiet, last=last):
-                        yield f"{name}: {what} was acknowledged"
+                    yield from _cancelled(world, job.spec, str(job.state), answer)
     for verb, undone in (("hold", "release"), ("suspend", "resume")):
         yield from _stands_still(world, verb, undone)
     for job in world.schedule.jobs:
@@ -260,20 +260,34 @@ def _commands(world: World, machine: Machine) -> Iterator[str]:
             yield f"{job.name} is lost"
 
 
+def _cancelled(world: World, spec: JobSpec, state: str, answer: Answer) -> Iterator[str]:
+    lines = world.ledger(spec.name)
+    drawn = (*world.schedule.jobs, *world.schedule.later)
+    one = next((job for job in drawn if job.name == spec.name), None)
+    trainer = one is not None and one.kind in TORCH
+    last = (spec.steps or 0) - widest(parts_of(lines)) if trainer else None
+    listens = one is not None and not trainer and not one.options.get("deaf")
+    within_s = LEAVES_WITHIN_S if listens else ENDS_WITHIN_S
+    if not _quiet(world, answer.began, answer.ended + within_s):
+        within_s = inf
+    for what in after_cancel(state, lines, answer, within_s=within_s, last=last):
+        yield f"{spec.name}: {what} was acknowledged"
+
+
 def after_cancel(
-    state: str, lines: list[Line], answer: Answer, *, quiet: bool, last: int | None = None
+    state: str, lines: list[Line], answer: Answer, *, within_s: float, last: int | None = None
 ) -> Iterator[str]:
     """What a job does that it should not once its `cancel` was acknowledged.
 
-    It is cancelled, unless it was over by then, and none of its processes begins. `quiet`: nothing goes wrong
-    meanwhile. `last`: the step in the last line of a trainer, which has no line for its end.
+    It is cancelled, unless it is over within so many seconds, and none of its processes begins. `last`: the
+    step in the last line of a trainer, which has no line for its end.
     """
     ends = [line for line in lines if line.what == "done" or (last is not None and line.step >= last)]
     done = [line.at - answer.ended for line in ends]
     waits = "the next `" in answer.said  # no agent works, and its processes may
     if state not in ("CANCELLED", "FAILED", "OUT_OF_MEMORY") and not done:
         yield f"it is {state}, and its cancel"
-    if state == "COMPLETED" and quiet and not waits and any(after > ENDS_WITHIN_S for after in done):
+    if state == "COMPLETED" and not waits and any(after > within_s for after in done):
         yield f"it has come to its end {max(done):.1f} s after its cancel"
     works = any(answer.began - 2 < line.at <= answer.ended for line in lines)
     for seconds in begun_beside(lines, answer.ended, inf, excused=not works):

@@ -254,7 +254,7 @@ class Faults:
             world.wrong.append(f"a second agent has not ended within {PATIENCE_S:.0f} s")
             second.process.kill()
             second.process.wait()
-        elif code != 2 and first.process.poll() is None:
+        elif code not in (2, -signal.SIGKILL) and first.process.poll() is None:
             self._has_let_go(first, f"{code}, {second.said.strip()[-200:]}")
         first.forestalled |= code != 2
 

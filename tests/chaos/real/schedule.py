@@ -123,7 +123,7 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
     elif flavour == "memory":  # a state that is suspended is in memory first, and a keeper makes it durable
         kind = random.choice(("ddp", "elastic"))
         one = _trainer("t0", kind, 60, random.randrange(3), checkpoint_every=600)
-        jobs = (replace(one, options={**one.options, "pause": 0.1}),)  # long enough to be struck
+        jobs = (replace(one, options={**one.options, "pause": 0.1}),)
     elif flavour == "torch":
         jobs = _trainings(random, slots)
     elif hosts:
@@ -222,7 +222,7 @@ def _trainings(random: Random, slots: int) -> tuple[Job, ...]:
 
 
 def _trainer(name: str, kind: str, steps: int, seed: int, **keys: Any) -> Job:
-    return Job(name, kind, steps, keys, {"seed": seed, "pause": 0.02})
+    return Job(name, kind, steps, keys, {"seed": seed, "pause": 0.05})  # long enough to be struck
 
 
 def _spread(random: Random, *, wide: bool) -> tuple[Job, ...]:
