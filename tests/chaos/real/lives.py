@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -29,6 +30,9 @@ SHORTENED_S = 4.0
 
 STOPPING = ("SIGTERM", "kill node agent", "stop node agent", "network ", " for ")
 """What may have an agent stop with work left: a wish, hosts that are lost, and disks (" for jobs")."""
+
+FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+"""Of these, what no patience helps against."""
 
 COMES_OF_IT_S = 12.0
 """For how long before a life what went wrong may still be why it stops: no host may be left, or no disk."""
@@ -169,12 +173,11 @@ class Player(Faults):
         world.wrong += shown(guest, "a guest")
         since, until = guest.began - COMES_OF_IT_S, guest.over or 0.0
         happened = [what for at, what in world.disturbed if since <= at <= until]
-        lost = any("node agent" in what or " for " in what for what in happened)
+        joined = "starts node agents" in guest.said  # it waits until a hiccup is over
+        excused = any(what.startswith(FULL) or "node agent" in what for what in happened)
+        excused |= not joined and any(" for " in what for what in happened)
         over = world.page()["run"]["state"] == "FINISHED"
-        last, joined = guest.said.strip().rpartition("\n")[2], "starts node agents" in guest.said
-        if code and joined and any(os.strerror(number) in last for number in PASSING):
-            world.wrong.append(f"a hiccup of the file system ended a guest: {last[:300]}")
-        elif not (lost or (code == 0 and over)):
+        if not (excused or (code == 0 and over)):
             world.wrong.append(f"a guest ended with {code}: {guest.said.strip()[-300:]}")
 
     @property
