@@ -344,7 +344,7 @@ def _left(world: World) -> Iterator[str]:
             break
         time.sleep(0.05)
     root = world.bench.dir
-    for pattern in ("*.tmp", ".*.tmp", "held.*", "join*.json", "*.new", "inbox/tmp/*"):
+    for pattern in ("*.tmp", ".*.tmp", "held.*", "join*.json", "inbox/tmp/*"):
         for path in root.rglob(pattern) if "/" not in pattern else root.glob(pattern):
             yield f"a file is left: {path.relative_to(root)}"
 
