@@ -320,7 +320,8 @@ def _fault(
     random: Random, flavour: str, names: Sequence[str], hosts: Sequence[str], others: Sequence[Fault]
 ) -> Fault:
     """Something that goes wrong, at a time of its own or just as something else happens."""
-    at = round(random.uniform(0.2, 6.0), 2)
+    last = 10.0 if flavour in ("torch", "memory") else 6.0  # trainings load their libraries first
+    at = round(random.uniform(0.2, last), 2)
     if others and random.random() < 0.25:
         at = round(random.choice(others).at + random.choice((0.0, 0.1, 0.3)), 2)
     kind = random.choice(_OF[flavour])
