@@ -51,9 +51,13 @@ def _trained(word: str, *steps: int, at: float = 0.0) -> list[Line]:
 
 
 def test_a_trainer_has_lost_what_it_does_again() -> None:
-    assert lost_by_trainer([*_trained("a", 0, 1, 2), *_trained("b", 3, 4)]) == (0, 2)
-    assert lost_by_trainer([*_trained("a", 0, 1, 2, 3), *_trained("b", 1, 2)]) == (2, 3 + 2)
-    assert lost_by_trainer([*_trained("a", 0, 2, 4), *_trained("b", 0, 2, 4, 6)]) == (4, 6 + 8)
+    for lines, least, most, by_the_last in (
+        ([*_trained("a", 0, 1, 2), *_trained("b", 3, 4)], 0, 0, 2),
+        ([*_trained("a", 0, 1, 2, 3), *_trained("b", 1, 2)], 2, 3, 2),
+        ([*_trained("a", 0, 2, 4), *_trained("b", 0, 2, 4, 6)], 4, 6, 8),
+    ):
+        assert lost_by_trainer(lines, completed=True) == (least, most)
+        assert lost_by_trainer(lines, completed=False) == (least, most + by_the_last)
 
 
 ENDED = Answer(("cancel", "a"), 0, "job 1 (a): is told to end", began=9.5, ended=10.0)

@@ -232,7 +232,9 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
         one = next((j for j in drawn if j.name == name), None)
         if one is None or one.kind not in ("contract", "shell", *TORCH):
             continue
-        least, most = (lost_by_trainer if one.kind in TORCH else lost)(world.ledger(name))
+        lines, completed = world.ledger(name), str(job.state) == "COMPLETED"
+        trainer = one.kind in TORCH
+        least, most = lost_by_trainer(lines, completed=completed) if trainer else lost(lines)
         if job.repeated > most:
             yield f"{name}: {job.repeated} steps are told to be repeated, {most} were lost"
         if not agents and not world.schedule.hosts and job.repeated < least:

@@ -13,19 +13,23 @@ from heapq import heappop, heappush
 from math import inf
 
 from . import jobs
+from .ledgers import parts_of
 from .places import Numbers, Process
-from .schedule import Fault
+from .schedule import TORCH, Fault
 from .shim import Rule
 from .world import Life, World, shown
 
 PATIENCE_S = 240.0
 """How long a schedule may take in all, before it counts as hanging."""
 
-SOUGHT_S = 10.0
+SOUGHT_S = 15.0
 """How long a fault looks for what it is to strike."""
 
 LINGERS_S = 10.0
 """How long an agent may take to end once it has let go of a run (where a machine is very busy)."""
+
+SOME_STEPS = 25
+"""How far a training comes, at most, before it is struck."""
 
 PERIOD_S = 0.03
 
@@ -110,7 +114,8 @@ class Faults:
             self._due.sort(key=lambda due: due[:2])
 
     def kill_worker(self, fault: Fault) -> None:
-        found = self.world.worker(fault.args[0])
+        trainer = any(job.name == fault.args[0] and job.kind in TORCH for job in self.schedule.jobs)
+        found = self.world.worker(fault.args[0]) if not trainer or self._trains(fault) else []
         if not found:
             self._seek_again(fault)
         if self._kill(found, "kill worker", fault.args[0]):
@@ -169,9 +174,15 @@ class Faults:
             self._kill(self.world.processes(), "power loss")
             self.world.lives[-1].killed = True
 
+    def _trains(self, fault: Fault) -> bool:
+        """Whether a training has come so far that it can be struck: as far as the time of the fault says, so
+        that it is struck at any step."""
+        parts = parts_of(self.world.ledger(fault.args[0]))
+        return bool(parts) and parts[-1][-1].step - parts[-1][0].step >= round(10 * fault.at) % SOME_STEPS
+
     def _waits_for_work(self, fault: Fault) -> bool:
         """Where states in memory are to be had a training has to work first; else it is looked for again."""
-        waits = self.schedule.flavour == "memory" and not self.world.ledger(fault.args[0])
+        waits = self.schedule.flavour == "memory" and not self._trains(fault)
         if waits:
             self._seek_again(fault)
         return waits

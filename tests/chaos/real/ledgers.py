@@ -74,18 +74,18 @@ def widest(parts: Sequence[Sequence[Line]]) -> int:
     return max([1, *(after.step - before.step for part in parts for before, after in pairwise(part))])
 
 
-def lost_by_trainer(lines: Sequence[Line]) -> tuple[int, int]:
+def lost_by_trainer(lines: Sequence[Line], *, completed: bool) -> tuple[int, int]:
     """The same of a trainer, whose line says that so many steps are done and the next one has begun.
 
-    What it saves is in no ledger: its last process may have lost all that it has done.
+    What it saves is in no ledger: unless it has `completed`, its last process may have lost all of its steps.
     """
     parts = parts_of(lines)
     least = most = 0
-    for number, part in enumerate(parts):
-        after = parts[number + 1] if number + 1 < len(parts) else None
-        begin = after[0].step if after else part[0].step
-        most += max(0, part[-1].step + widest(parts) - begin)
-        least += max(0, part[-1].step - begin) if after else 0
+    for part, after in pairwise(parts):
+        most += max(0, part[-1].step + widest(parts) - after[0].step)
+        least += max(0, part[-1].step - after[0].step)
+    if parts and not completed:
+        most += parts[-1][-1].step + widest(parts) - parts[-1][0].step
     return least, most
 
 
