@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import subprocess
+import sys
 from math import inf
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from tests.chaos.real.ledgers import Line, lost, lost_by_trainer
 from tests.chaos.real.lives import wrongly_ended
 from tests.chaos.real.planted import BUGS
 from tests.chaos.real.schedule import FLAVOURS, Schedule, drawn
+from tests.chaos.real.shim import READ, RENAME, ROOM, Rule, Shim, library
 from tests.chaos.real.weights import ROOT, mark
 from tests.chaos.real.world import Answer
 
@@ -151,6 +156,27 @@ def test_a_campaign_that_has_played_nothing_shows_nothing(monkeypatch: pytest.Mo
     assert real.main(["--most", "2"]) == 0
     monkeypatch.setattr(real, "played", played)
     assert real.main(["--most", "2"]) == 1
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C compiler")
+def test_a_disk_rule_that_nobody_meets_has_struck_nothing(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    shim = Shim(tmp_path / "control", run)
+    env = {**os.environ, **shim.environment()}
+    for calls, strikes in ((RENAME, False), (RENAME | ROOM, True), (READ, True)):
+        before = shim.struck
+        shim.rules(Rule(calls, error=errno.EIO))
+        words = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            "import os, sys; os.statvfs(sys.argv[1]); os.stat(sys.argv[1])",
+        ]
+        subprocess.run([*words, str(run)], env=env, stderr=subprocess.DEVNULL, check=False)
+        assert (shim.struck > before) is strikes
+    shim.close()
 
 
 def test_weights_are_trained_anew_where_what_trains_has_changed(tmp_path: Path) -> None:
