@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from . import report
+from .planted import FAULTS, Fault
+from .real.planted import BUGS
 
-PLANTED = {"seconds_each": 300.0, "faults": [{"fault": "a", "file": "b.py", "found_s": 2.0, "violated": "x"}]}
+
+def _planted(bugs: Sequence[Fault], found_s: float | None = 2.0) -> dict[str, Any]:
+    faults = [{"fault": bug.name, "file": bug.file, "found_s": found_s, "violated": "x"} for bug in bugs]
+    return {"seconds_each": 300.0, "faults": faults}
+
+
+PLANTED, PLANTED_REAL = _planted(FAULTS), _planted(BUGS)
 VIRTUAL = {"schedules": 10_000, "first": 0, "seconds": 900.0, "violations": {}}
 
 
@@ -40,7 +49,7 @@ def _reported(folder: Path, **pages: Any) -> tuple[int, dict[str, Any]]:
 
 
 def test_parts_come_one_after_the_other(tmp_path: Path) -> None:
-    code, page = _reported(tmp_path, virtual=VIRTUAL, planted=PLANTED, planted_real=PLANTED)
+    code, page = _reported(tmp_path, virtual=VIRTUAL, planted=PLANTED, planted_real=PLANTED_REAL)
     assert code == 0
     code, page = _reported(tmp_path, real={"schema": 1, "schedules": REAL})
     assert code == 0
@@ -50,8 +59,8 @@ def test_parts_come_one_after_the_other(tmp_path: Path) -> None:
         "1000",
         "1000",
         "1000 of 1000",
-        "1 of 1, the last after 2 s",
-        "1 of 1, the last after 2 s",
+        f"{len(FAULTS)} of {len(FAULTS)}, the last after 2 s",
+        f"{len(BUGS)} of {len(BUGS)}, the last after 2 s",
     ]
     assert page["tables"]["kinds"]["rows"] == [["hosts", "1000", "2000", "1000", "0"]]
     assert [row["seed"] for row in page["real"]["schedules"]] == list(range(1000))
@@ -62,9 +71,12 @@ def test_parts_come_one_after_the_other(tmp_path: Path) -> None:
     [
         ("virtual", {**VIRTUAL, "schedules": 9_999}),
         ("virtual", {**VIRTUAL, "violations": {"7": ["a job is lost"]}}),
-        ("planted", {**PLANTED, "faults": [{"fault": "a", "file": "b", "found_s": None, "violated": ""}]}),
-        ("planted_real", {**PLANTED, "faults": []}),
+        ("planted", _planted(FAULTS, None)),
+        ("planted", _planted(FAULTS[:1])),
+        ("planted_real", _planted(())),
+        ("planted_real", _planted((*BUGS[1:], FAULTS[0]))),
         ("real", {"schedules": REAL[1:]}),
+        ("real", {"schedules": [*REAL[1:], _schedule(0, commit="beef")]}),
         ("real", {"schedules": [*REAL[1:], _schedule(0, violations=["a job is lost"])]}),
         ("real", {"schedules": [*REAL[1:], _schedule(0, skipped="no namespaces")]}),
         ("real", {"schedules": [*REAL[1:], _schedule(0, walltimes=[1, 0])]}),

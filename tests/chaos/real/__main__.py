@@ -5,7 +5,8 @@
 
 `--most N`: no more schedules. `--until-found`: ends with the first violation.
 
-Exit code 1 when one violates what must hold. `--json`: rows are added to those that the file has.
+Exit code 1 when one violates what must hold, or none could be played. `--json`: rows are added to those that
+the file has.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def main(words: Sequence[str]) -> int:
     finally:
         for one in under_way.values():
             one.kill()
-    bad = [row for row in rows if row.violations]
-    print(f"{len(rows)} schedules in {time.monotonic() - began:.0f} s, {len(bad)} with violations")
-    return bool(bad)
+    bad, skipped = [row for row in rows if row.violations], [row for row in rows if row.skipped]
+    said = f"{len(bad)} with violations" + (f", {len(skipped)} skipped" if skipped else "")
+    print(f"{len(rows)} schedules in {time.monotonic() - began:.0f} s, {said}")
+    return bool(bad) or len(skipped) == len(rows)  # where nothing was played nothing is shown to hold
 
 
 def _play(
@@ -145,12 +147,16 @@ def _only(seed: int, flavour: str, *, shrink: bool) -> int:
 
 
 def add(path: Path, row: Row) -> None:
-    """Add a row to a file of results, in the place of one of the same seed; what else is there stays."""
+    """Add a row to a file of results, in the place of one of the same seed; what else is there stays.
+
+    A seed that has once violated something at a commit has done so, however it goes another time.
+    """
     page = json.loads(path.read_text()) if path.exists() else {"schema": 1}
-    rows = [
-        one for one in page.get("schedules", []) if one["seed"] != row.seed or one["flavour"] != row.flavour
-    ]
-    rows.append(row.page())
+    rows = page.get("schedules", [])
+    same = [one for one in rows if (one["seed"], one["flavour"]) == (row.seed, row.flavour)]
+    if any(one["violations"] and one["commit"] == row.commit for one in same):
+        return
+    rows = [*(one for one in rows if one not in same), row.page()]
     others = "".join(f"{json.dumps(key)}: {json.dumps(page[key])},\n" for key in page if key != "schedules")
     part = path.with_suffix(".part")
     part.write_text(f'{{{others}"schedules": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n")

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 import time
 import traceback
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def played(schedule: Schedule) -> Row:
         ]
     finally:
         world.end()
-    row.faults, row.lives = dict(Counter(world.struck)), len(world.lives)
+    row.faults, row.lives = dict(+world.struck), len(world.lives)
     row.walltimes = _walltimes(world)
     row.seconds = round(time.monotonic() - began, 1)
     row.said = world.said if row.violations else []

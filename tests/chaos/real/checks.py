@@ -5,34 +5,49 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from itertools import groupby, pairwise
+from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from hpcsched.agent.node.link import HEAD_ANSWERS_WITHIN_S
+from hpcsched.core.events import EventVoided
 from hpcsched.core.machine import Machine
+from hpcsched.core.model import JobSpec
 from hpcsched.policy import make_policy
+from hpcsched.store import journal
 from hpcsched.store.replay import replay
 
 from .jobs import RETRIES, SAME
+from .ledgers import Line, begin_of, begun_beside, lost, lost_by_trainer, parts_of, savings, widest
 from .schedule import TORCH, Job
-from .world import Line, World
+from .world import Answer, World
 
 GONE_WITHIN_S = 15.0
 """How long the last processes of a run that is over may take to end."""
 
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
 
+LASTS_S, LASTS_ON_HOSTS_S = 3.5, 40.0
+"""How long what goes wrong may go on after its beginning (the longest stop of a process, and what comes of
+it); where hosts have to be missed first, longer."""
+
+LEAVES_WITHIN_S, ENDS_WITHIN_S = 1.5, 4.0
+"""How long a process may go on that was told to end: one that listens, and one that has to be killed once its
+two seconds of grace are over; with some for the machine."""
+
+HARMLESS = ("no snapshot", "noise in the inbox", "clock ")
+"""What goes wrong and neither ends nor stops any process."""
+
 
 def violations(world: World, weights: dict[str, float]) -> list[str]:
     """What is wrong, each in a line; empty if nothing is. `weights`: by `weights.key`."""
     found = list(world.wrong)
-    if world.guest and "Traceback (most" in world.guest.said:
-        found.append(f"a guest shows a traceback: {world.guest.said.strip().splitlines()[-1]}")
     if any(line.startswith("not over") for line in found):
         return found
     found += _left(world)
     machine = replay(world.bench.rundir.journal, make_policy).machine
+    found += _voided(world)
     page = _status(world, found)
     found += _records(machine, page)
     found += _states(world, machine)
@@ -52,6 +67,17 @@ def _status(world: World, found: list[str]) -> dict[str, Any]:
         found.append(f"`status --json` ends with {answer.code}: {answer.said[-200:]}")
     page: dict[str, Any] = json.loads(answer.said[answer.said.index("{") :])
     return page
+
+
+def _voided(world: World) -> Iterator[str]:
+    """All that happened could be handled, and planned for: that a run goes on without it hides a fault."""
+    for event, _ in journal.read(world.bench.rundir.journal):
+        if isinstance(event, EventVoided):
+            yield f"an event counts for nothing: {event.kind} (record {event.record}): {event.error}"
+    for life in (*world.lives, *world.guests):
+        for line in life.said.splitlines():
+            if "no plan could be made" in line:
+                yield f"an agent says: {line.strip()}"
 
 
 def _records(machine: Machine, page: dict[str, Any]) -> Iterator[str]:
@@ -134,7 +160,7 @@ def _weights(world: World, page: dict[str, Any], weights: dict[str, float]) -> I
 def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
     """Each step once, or again from what was saved; never two attempts at once."""
     lines = world.ledger(name)
-    parts = [list(part) for _, part in groupby(lines, lambda line: line.word)]
+    parts = parts_of(lines)
     words = [part[0].word for part in parts]
     for word in {w for w in words if words.count(w) > 1}:
         others = sorted({line.word for part in parts for line in part} - {word})
@@ -149,11 +175,12 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
         if any(after != before + 1 for before, after in pairwise(steps)):
             yield f"{name}: the steps of attempt {part[0].attempt} are not one after the other: {steps}"
     for number, after in enumerate(parts[1:], 1):
-        begin = _begin(after)
+        begin = begin_of(after)
         if begin is None:
             continue
-        known = _savings(parts[:number])
-        if own_saves:  # its newest checkpoint may be half written: the one before it is as good
+        known = savings(parts[:number])
+        if own_saves and not _quiet(world, parts[number - 1][-1].at, after[0].at):
+            # Its newest checkpoint may be half written: the one before it is as good.
             before = {line.step for part in parts[:number] for line in part if line.what == "saved"}
             since, until = parts[number - 1][0].at, after[0].at
             happened = [what for at, what in world.disturbed if since <= at <= until]
@@ -167,29 +194,31 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
             )
 
 
-def _savings(parts: list[list[Line]]) -> set[int]:
-    """The steps from which the next process may go on: the last one saved, and what may be saved after it."""
-    found = {0}
-    for part in parts:
-        for line in part:
-            if line.what == "saved":
-                found = {line.step}
-            elif line.what == "saving":
-                found |= {line.step}
-    return found
+def _quiet(world: World, since: float, until: float) -> bool:
+    """Whether nothing had gone wrong, and no agent has begun or ended, between two moments."""
+    lasts_s = LASTS_ON_HOSTS_S if world.schedule.hosts else LASTS_S
+    moments = [at for at, what in world.disturbed if not what.startswith(HARMLESS)]
+    for life in world.lives:
+        moments += [life.began, inf if life.over is None else life.over]
+    return not any(since - lasts_s <= at <= until for at in moments)
 
 
 def _goes_on_from_files(world: World, machine: Machine, name: str, parts: list[list[Line]]) -> Iterator[str]:
-    """A trainer goes on at, or after, what its STATE.json was seen to say before."""
+    """A trainer goes on at, or after, what its STATE.json was seen to say before.
+
+    Where nothing has gone wrong, just where it was: what users and policies suspend loses no step.
+    """
     seen = world.saved.get(str(machine.run.by_name.get(name)), [])
-    wide = max((b.step - a.step for part in parts for a, b in pairwise(part)), default=1)
+    wide = widest(parts)
     for before, after in pairwise(parts):
-        begin, done = after[0].step, before[-1].step + max(1, wide)  # a large batch counts for several steps
+        begin, done = after[0].step, before[-1].step + wide
         durable = max((step for at, step in seen if at < after[0].at - 0.05), default=0)
         if begin < durable:
             yield f"{name}: went on at step {begin}, {durable} was saved"
         if begin > done:
             yield f"{name}: went on at step {begin} after {done}"
+        if begin <= before[-1].step and _quiet(world, before[-1].at, after[0].at):
+            yield f"{name}: went on at step {begin}, {before[-1].step} were done, and nothing had gone wrong"
     if parts and parts[0][0].step:
         yield f"{name} began at step {parts[0][0].step}"
 
@@ -199,38 +228,18 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
     agents = any(life.process.returncode != 75 for life in world.lives[:-1]) or world.struck["stop agent"]
     for job in machine.run.jobs.values():
         name = job.spec.name
-        one = next((j for j in world.schedule.jobs if j.name == name), None)
-        if one is None or one.kind not in ("contract", "shell"):
+        drawn = (*world.schedule.jobs, *world.schedule.later)
+        one = next((j for j in drawn if j.name == name), None)
+        if one is None or one.kind not in ("contract", "shell", *TORCH):
             continue
-        least, most = lost(world.ledger(name))
+        lines, completed = world.ledger(name), str(job.state) == "COMPLETED"
+        trainer = one.kind in TORCH
+        least, most = lost_by_trainer(lines, completed=completed) if trainer else lost(lines)
         if job.repeated > most:
             yield f"{name}: {job.repeated} steps are told to be repeated, {most} were lost"
         if not agents and not world.schedule.hosts and job.repeated < least:
             told = f"{name}: {job.repeated} steps are told to be repeated"
             yield f"{told}, {least} were lost, and no agent has died"
-
-
-def lost(lines: list[Line]) -> tuple[int, int]:
-    """How many steps a job has done and could not go on from: at least, and at most.
-
-    A step is told after its line was written, so one that dies may have told one less. What the last process
-    has lost is not repeated by any. One that has not begun has neither lost nor gone on from anything.
-    """
-    parts = [list(part) for _, part in groupby(lines, lambda line: line.word)]
-    parts = [part for part in parts if _begin(part) is not None]
-    least = most = 0
-    for number, part in enumerate(parts):
-        after = parts[number + 1] if number + 1 < len(parts) else None
-        begin = (_begin(after) or 0) if after else max(_savings(parts))
-        done = max((line.step for line in part if line.what in ("begin", "step")), default=0)
-        if done > begin:
-            most += done - begin
-            least += done - begin - 1 if after else 0
-    return least, most
-
-
-def _begin(part: list[Line]) -> int | None:
-    return next((line.step for line in part if line.what == "begin"), None)
 
 
 def _commands(world: World, machine: Machine) -> Iterator[str]:
@@ -243,13 +252,48 @@ def _commands(world: World, machine: Machine) -> Iterator[str]:
             yield f"the submit of {Path(rest[0]).stem} was acknowledged, and it is not there"
         if verb == "cancel":
             for job in machine.run.jobs.values():
-                if job.spec.name == rest[0] and str(job.state) not in FINAL:
-                    yield f"the cancel of {rest[0]} was acknowledged, and it is {job.state}"
+                name = job.spec.name
+                if rest[0] in (name, job.spec.array and job.spec.array.name):
+                    yield from _cancelled(world, job.spec, str(job.state), answer)
     for verb, undone in (("hold", "release"), ("suspend", "resume")):
         yield from _stands_still(world, verb, undone)
     for job in world.schedule.jobs:
         if job.kind != "array" and job.name not in machine.run.by_name:
             yield f"{job.name} is lost"
+
+
+def _cancelled(world: World, spec: JobSpec, state: str, answer: Answer) -> Iterator[str]:
+    lines = world.ledger(spec.name)
+    drawn = (*world.schedule.jobs, *world.schedule.later)
+    one = next((job for job in drawn if job.name == spec.name), None)
+    trainer = one is not None and one.kind in TORCH
+    last = (spec.steps or 0) - widest(parts_of(lines)) if trainer else None
+    listens = one is not None and not trainer and not one.options.get("deaf")
+    within_s = LEAVES_WITHIN_S if listens else ENDS_WITHIN_S
+    if not _quiet(world, answer.began, answer.ended + within_s):
+        within_s = inf
+    for what in after_cancel(state, lines, answer, within_s=within_s, last=last):
+        yield f"{spec.name}: {what} was acknowledged"
+
+
+def after_cancel(
+    state: str, lines: list[Line], answer: Answer, *, within_s: float, last: int | None = None
+) -> Iterator[str]:
+    """What a job does that it should not once its `cancel` was acknowledged.
+
+    It is cancelled, unless it is over within so many seconds, and none of its processes begins. `last`: the
+    step in the last line of a trainer, which has no line for its end.
+    """
+    ends = [line for line in lines if line.what == "done" or (last is not None and line.step >= last)]
+    done = [line.at - answer.ended for line in ends]
+    waits = "the next `" in answer.said  # no agent works, and its processes may
+    if state not in ("CANCELLED", "FAILED", "OUT_OF_MEMORY") and not done:
+        yield f"it is {state}, and its cancel"
+    if state == "COMPLETED" and not waits and any(after > within_s for after in done):
+        yield f"it has come to its end {max(done):.1f} s after its cancel"
+    works = any(answer.began - 2 < line.at <= answer.ended for line in lines)
+    for seconds in begun_beside(lines, answer.ended, inf, excused=not works):
+        yield f"it began {seconds:.1f} s after its cancel"
 
 
 def _stands_still(world: World, verb: str, undone: str) -> Iterator[str]:
@@ -260,12 +304,10 @@ def _stands_still(world: World, verb: str, undone: str) -> Iterator[str]:
         name = asked.words[1]
         later = [a for a in world.answers if a.words[:2] == (undone, name) and a.began > asked.ended]
         until = min((a.began for a in later), default=asked.ended)
-        begins = [line.at for line in world.ledger(name) if line.what == "begin"]
-        begun = [at - asked.ended for at in begins if asked.ended + 0.5 < at < until]
-        works = any(asked.began - 2 < line.at <= asked.ended for line in world.ledger(name))
-        if "as soon as it says" in asked.said and not works:
-            begun = begun[1:]  # a process of it was there, and loaded its libraries
-        for seconds in begun:
+        lines = world.ledger(name)
+        works = any(asked.began - 2 < line.at <= asked.ended for line in lines)
+        loads = "as soon as it says" in asked.said and not works  # a process of it was there
+        for seconds in begun_beside(lines, asked.ended, until, excused=loads):
             yield f"{name}: began {seconds:.2f} s after `{verb}` was done"
 
 
@@ -304,14 +346,9 @@ def _left(world: World) -> Iterator[str]:
             break
         time.sleep(0.05)
     root = world.bench.dir
-    for pattern in ("*.tmp", ".*.tmp", "held.*", "join*.json", "*.new", "inbox/tmp/*"):
+    for pattern in ("*.tmp", ".*.tmp", "held.*", "join*.json", "inbox/tmp/*"):
         for path in root.rglob(pattern) if "/" not in pattern else root.glob(pattern):
             yield f"a file is left: {path.relative_to(root)}"
-    numbers = {str(life.process.pid) for life in world.lives}
-    numbers |= {str(line.pid) for name in world.ledgers() for line in world.ledger(name)}
-    for path in Path("/dev/shm").iterdir():
-        if world.schedule.flavour != "pids" and numbers & set(path.name.replace("-", "_").split("_")):
-            yield f"a memory segment is left: {path.name}"
 
 
 def _of_a_batch_system(words: tuple[str, ...]) -> bool:

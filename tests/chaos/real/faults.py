@@ -10,21 +10,26 @@ import time
 from collections.abc import Callable
 from functools import partial
 from heapq import heappop, heappush
+from math import inf
 
 from . import jobs
+from .ledgers import parts_of
 from .places import Numbers, Process
-from .schedule import Fault
+from .schedule import TORCH, Fault
 from .shim import Rule
-from .world import World
+from .world import Life, World, shown
 
 PATIENCE_S = 240.0
 """How long a schedule may take in all, before it counts as hanging."""
 
-SOUGHT_S = 6.0
+SOUGHT_S = 15.0
 """How long a fault looks for what it is to strike."""
 
-LINGERS_S = 40.0
+LINGERS_S = 10.0
 """How long an agent may take to end once it has let go of a run (where a machine is very busy)."""
+
+SOME_STEPS = 25
+"""How far a training comes, at most, before it is struck."""
 
 PERIOD_S = 0.03
 
@@ -102,16 +107,17 @@ class Faults:
             self.world.lives[-1].killed |= bool(agents)
             self.world.killed[fault.args[0]] += bool(workers)
 
-    def _again_soon(self, fault: Fault) -> None:
+    def _seek_again(self, fault: Fault) -> None:
         """What is to be struck is not there yet: it is looked for again, for some time."""
         if self.world.now < fault.at + SOUGHT_S:
             self._due.insert(0, (self.world.now + 2 * PERIOD_S, -1, fault))
             self._due.sort(key=lambda due: due[:2])
 
     def kill_worker(self, fault: Fault) -> None:
-        found = self.world.worker(fault.args[0])
+        trainer = any(job.name == fault.args[0] and job.kind in TORCH for job in self.schedule.jobs)
+        found = self.world.worker(fault.args[0]) if not trainer or self._trains(fault) else []
         if not found:
-            self._again_soon(fault)
+            self._seek_again(fault)
         if self._kill(found, "kill worker", fault.args[0]):
             for name in self._same_process(found):
                 self.world.killed[name] += name != fault.args[0]
@@ -125,7 +131,7 @@ class Faults:
 
     def kill_role(self, fault: Fault) -> None:
         if not self._kill(self.world.processes(fault.kind.removeprefix("kill ")), fault.kind):
-            self._again_soon(fault)
+            self._seek_again(fault)
 
     def kill_node_agent(self, fault: Fault) -> None:
         self._kill(self._node_agent(fault.args[0]), "kill node agent")
@@ -143,7 +149,7 @@ class Faults:
         found = self.world.worker(fault.args[0])
         self._stop(found, "stop worker", fault.args[1])
         if not found:
-            self._again_soon(fault)
+            self._seek_again(fault)
 
     def stop_node_agent(self, fault: Fault) -> None:
         self._stop(self._node_agent(fault.args[0]), f"stop node agent {fault.args[1]:g} s", fault.args[1])
@@ -168,22 +174,36 @@ class Faults:
             self._kill(self.world.processes(), "power loss")
             self.world.lives[-1].killed = True
 
+    def _trains(self, fault: Fault) -> bool:
+        """Whether a training has come so far that it can be struck: as far as the time of the fault says, so
+        that it is struck at any step."""
+        parts = parts_of(self.world.ledger(fault.args[0]))
+        return bool(parts) and parts[-1][-1].step - parts[-1][0].step >= round(10 * fault.at) % SOME_STEPS
+
+    def _waits_for_work(self, fault: Fault) -> bool:
+        """Where states in memory are to be had a training has to work first; else it is looked for again."""
+        waits = self.schedule.flavour == "memory" and not self._trains(fault)
+        if waits:
+            self._seek_again(fault)
+        return waits
+
     def suspend_and_kill(self, fault: Fault) -> None:
         name, pause = fault.args
-        if self._ask("suspend", name):
+        if not self._waits_for_work(fault) and self._ask("suspend", name):
             time.sleep(pause)
             self.kill_agent(fault)
-            self._later(0.0, lambda: self._again("resume", name))
+            self._later(0.0, lambda: self._take_back("resume", name))
 
     def suspend_and_resume(self, fault: Fault) -> None:
-        self._pair("suspend", "resume", *fault.args)
+        if not self._waits_for_work(fault):
+            self._pair("suspend", "resume", *fault.args)
 
     def hold_and_release(self, fault: Fault) -> None:
         self._pair("hold", "release", *fault.args)
 
     def _pair(self, one: str, other: str, name: str, seconds: float) -> None:
         if self._ask(one, name):
-            self._later(seconds, lambda: self._again(other, name))
+            self._later(seconds, lambda: self._take_back(other, name))
 
     def _ask(self, verb: str, name: str) -> bool:
         done = self.world.command(verb, name)
@@ -191,12 +211,12 @@ class Faults:
         self.world.struck[verb] += done.code == 0 or waits
         return done.code == 0 or waits
 
-    def _again(self, verb: str, name: str) -> None:
+    def _take_back(self, verb: str, name: str) -> None:
         """What has been taken back has to be: where no agent takes it, it waits for the next one."""
         if not self._ask(verb, name) and self.world.page()["run"]["state"] != "FINISHED":
             self._count += 1
             if self._count < 200:
-                self._later(0.5, lambda: self._again(verb, name) if not self._is_over(name) else None)
+                self._later(0.5, lambda: self._take_back(verb, name) if not self._is_over(name) else None)
 
     def _is_over(self, name: str) -> bool:
         final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "RUNNING")
@@ -222,16 +242,39 @@ class Faults:
         self.world.wrong.append(f"{name} could not be submitted")
 
     def second_agent(self, fault: Fault) -> None:
-        if self.world.lives[-1].process.poll() is not None or not self.world.bench.rundir.begun:
+        first, world = self.world.lives[-1], self.world
+        if first.process.poll() is not None or not world.bench.rundir.begun:
             return
-        mine = self.world.lives[-1].process
-        done = self.world.command(*self.world.words(resume=True), real=True, timeout_s=PATIENCE_S)
-        self.world.struck["second agent"] += 1
-        self.world.lives[-1].forestalled |= done.code != 2
+        world.struck["second agent"] += 1
+        second = world.begun("second.err", *world.words(resume=True))
+        beside_since, deadline = inf, time.monotonic() + PATIENCE_S
+        while second.process.poll() is None and time.monotonic() < deadline:
+            now, record = time.monotonic(), world.bench.rundir.read_record()
+            if first.process.poll() is not None:
+                beside_since = inf
+            elif record and record.pid == second.process.pid:
+                beside_since = min(beside_since, now)
+            if now > beside_since + LINGERS_S:
+                world.wrong.append("a second agent was let in: it leads the run, and the first one lives")
+                second.process.kill()
+            time.sleep(PERIOD_S)
+        code = second.process.poll()
+        world.note(f"the second agent ended with {code}: {second.said.strip()[-200:]}")
+        world.wrong += shown(second, "a second agent")
+        if code is None:
+            world.wrong.append(f"a second agent has not ended within {PATIENCE_S:.0f} s")
+            second.process.kill()
+            second.process.wait()
+        elif code not in (2, -signal.SIGKILL) and first.process.poll() is None:
+            self._has_let_go(first, f"{code}, {second.said.strip()[-200:]}")
+        first.forestalled |= code != 2
+
+    def _has_let_go(self, first: Life, second: str) -> None:
+        """The run was over, or left, before another agent had it: the one before ends soon."""
         deadline = time.monotonic() + LINGERS_S
-        while done.code != 2 and mine.poll() is None:
-            if time.monotonic() > deadline:  # else the run was over, or left: another agent may have it
-                self.world.wrong.append(f"a second agent was let in: {done.code}, {done.said[-200:]}")
+        while first.process.poll() is None:
+            if time.monotonic() > deadline:
+                self.world.wrong.append(f"a second agent was let in: {second}")
                 return
             time.sleep(PERIOD_S)
 
@@ -255,16 +298,21 @@ class Faults:
         if self.world.shim is None:
             return
         rule: Rule = fault.args[0]
+        before = self.world.shim.struck
         self.world.shim.rules(rule)
         what = os.strerror(rule.error) if rule.error else "slow fsync"
-        self.world.disturb(f"{what} for {'agents' if rule.who == 1 else 'jobs' if rule.who == 2 else 'all'}")
-        self._mend(fault.args[1], self._heal_disk)
+        what = f"{what} for {'agents' if rule.who == 1 else 'jobs' if rule.who == 2 else 'all'}"
+        self.world.disturb(what)
+        self._mend(fault.args[1], partial(self._heal_disk, what, before))
 
-    def _heal_disk(self) -> None:
+    def _heal_disk(self, what: str, before: int) -> None:
+        """What has met no call does not count among the faults."""
         if self.world.shim:
             self.world.shim.rules()
             self.world.disturbed.append((time.monotonic(), "healed"))
-            self.world.note("the disk is well again")
+            in_vain = self.world.shim.struck == before
+            self.world.struck[what] -= in_vain
+            self.world.note(f"the disk is well again{', and nobody has met it' * in_vain}")
 
     def batch(self, fault: Fault) -> None:
         if self.world.cluster:

@@ -32,9 +32,8 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     },
     "burst": {"gpus": 1, "strategy": "burst"},
     "ps": {"strategy": {"kind": "ps", "cpus": 1, "servers": 1, "workers": 1}},
-    "torch background": {"gpus": 1, "background": True},
 }
-SAME = ("ddp", "elastic", "packed", "torch background")
+SAME = ("ddp", "elastic", "packed")
 """Kinds whose final weights are, to the last bit, those of an undisturbed training."""
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
+from collections.abc import Sequence
 from heapq import heappop
 
 from hpcsched.patience import PASSING
+from hpcsched.policy import make_policy
+from hpcsched.store.replay import replay
 
 from .faults import PATIENCE_S, PERIOD_S, Faults
-from .world import Life
+from .world import Life, shown
 
 MOST_LIVES = 25
 MOST_ENDS = 3
@@ -24,8 +28,20 @@ FOLLOWED_S = 30.0
 SHORTENED_S = 4.0
 """When the end of an allocation comes near, where it does: so long after a life began."""
 
-CODES = (0, 1, 75)
-"""Exit codes of a run that nobody has killed."""
+STOPPING = ("SIGTERM", "kill node agent", "stop node agent", "network ", " for ")
+"""What may have an agent stop with work left: a wish, hosts that are lost, and disks (" for jobs")."""
+
+FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+"""Of these, what no patience helps against."""
+
+COMES_OF_IT_S = 12.0
+"""For how long before a life what went wrong may still be why it stops: no host may be left, or no disk."""
+
+INVITED_AGAIN_S = 3.0
+"""How long after a guest has gone in the middle of a life it comes again."""
+
+LEAVES_WITHIN_S = 30.0
+"""How long a guest may take to see that the run is over."""
 
 
 class Player(Faults):
@@ -54,6 +70,7 @@ class Player(Faults):
                 world.shorten(life)
             if life.walltime and time.monotonic() > life.walltime and life.over is None:
                 self._allocation_ends(life)
+            self._see_to_guest()
             if life.process.poll() is None:
                 continue
             self._ended(life)
@@ -62,6 +79,7 @@ class Player(Faults):
             if life.walltime and not self._over(life):
                 world.note(f"life {len(world.lives)} ended with {life.process.returncode}")
             if self._over(life) and self._settled():
+                self._see_guest_off()
                 return
             if not world.bench.rundir.record.exists() and life.process.returncode == 2:
                 world.wrong.append("not over: it has not begun")
@@ -71,6 +89,7 @@ class Player(Faults):
                 return
             self._between_lives()
             life = world.start(*world.words(resume=True))
+            self._see_to_guest()
             world.invite()
 
     # --- lives --------------------------------------------------------------------------------------
@@ -85,6 +104,7 @@ class Player(Faults):
                 alone_since = time.monotonic()
             elif world.guest and world.guest.process.poll() is not None:
                 return
+            self._see_to_guest()
             world.look()
             self._faults()
             time.sleep(PERIOD_S)
@@ -93,19 +113,72 @@ class Player(Faults):
         life.over = time.monotonic()
         code, world = life.process.returncode, self.world
         world.note(f"life {len(world.lives)} ended with {code}: {life.said.strip()[-160:]}")
-        if "Traceback (most recent call last)" in life.said:
-            last = life.said.strip().splitlines()[-1]
-            world.wrong.append(f"an agent shows a traceback: {last}")
+        world.wrong += shown(life, "an agent")
         refused = code == 2 and "not taken from what waited: refused" in life.said and self._noisy
-        late = code == -signal.SIGTERM and world.page()["run"]["state"] == "FINISHED"  # it was over already
-        other = world.guest is not None or life.forestalled
-        led = code == 2 and other and "another agent" in life.said
         run, last = world.page()["run"], life.said.strip().rpartition("\n")[2]
+        late = code == -signal.SIGTERM and run["state"] == "FINISHED"  # it was over already
+        moved = life.forestalled or "the run goes on in other allocations" in life.said
+        led = code == 2 and (world.guest is not None or moved) and "another agent" in life.said
         led_it = (run.get("agent") or {}).get("pid") == life.process.pid and run["state"] != "FINISHED"
         if code == 1 and led_it and any(os.strerror(number) in last for number in PASSING):
             world.wrong.append(f"a hiccup of the file system ended an agent: {last[:300]}")
-        if code not in CODES and not life.killed and not refused and not late and not led:
-            world.wrong.append(f"an agent ended with {code}: {life.said.strip()[-300:]}")
+        if life.killed or refused or late or led:
+            return
+        why = wrongly_ended(code, self._final_states(), may_stop=self._may_stop(life), moved=moved)
+        if why:
+            world.wrong.append(f"an agent ended with {code}, {why}: {life.said.strip()[-300:]}")
+
+    def _final_states(self) -> list[str] | None:
+        """The states of all jobs of a run that is over; None where work is left."""
+        path = self.world.bench.rundir.journal
+        run = replay(path, make_policy).machine.run if path.exists() else None
+        if run is None or not run.finished:
+            return None
+        states = [str(job.state) for job in run.jobs.values()]
+        some_are_enough = self.schedule.flavour == "tune" and "COMPLETED" in states
+        return ["COMPLETED"] if some_are_enough else states
+
+    def _may_stop(self, life: Life) -> bool:
+        """Whether anything has had a life stop with work left."""
+        since, until = life.began - COMES_OF_IT_S, life.over or time.monotonic()
+        happened = [what for at, what in self.world.disturbed if since <= at <= until]
+        return bool(life.walltime) or any(word in what for what in happened for word in STOPPING)
+
+    # --- guests -------------------------------------------------------------------------------------
+
+    def _see_to_guest(self) -> None:
+        """A guest that has ended is told of, and comes again after some time."""
+        world, guest = self.world, self.world.guest
+        if guest is None or guest.process.poll() is None:
+            return
+        if guest.over is None:
+            guest.over = time.monotonic()
+            self._guest_ended(guest)
+        elif time.monotonic() > guest.over + INVITED_AGAIN_S and world.page()["run"]["state"] == "RUNNING":
+            world.invite()
+
+    def _see_guest_off(self) -> None:
+        """The run is over: so is its guest."""
+        deadline, guest = time.monotonic() + LEAVES_WITHIN_S, self.world.guest
+        while guest and guest.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(PERIOD_S)
+        if guest and guest.over is None:
+            guest.over = time.monotonic()
+            self._guest_ended(guest)
+
+    def _guest_ended(self, guest: Life) -> None:
+        """A `hpcsched join` stays until the run is over, unless node agents are ended, or a disk is full."""
+        code, world = guest.process.poll(), self.world
+        world.note(f"guest {len(world.guests)} ended with {code}: {guest.said.strip()[-160:]}")
+        world.wrong += shown(guest, "a guest")
+        since, until = guest.began - COMES_OF_IT_S, guest.over or 0.0
+        happened = [what for at, what in world.disturbed if since <= at <= until]
+        joined = "starts node agents" in guest.said  # it waits until a hiccup is over
+        excused = any(what.startswith(FULL) or "node agent" in what for what in happened)
+        excused |= not joined and any(" for " in what for what in happened)
+        over = world.page()["run"]["state"] == "FINISHED"
+        if not (excused or (code == 0 and over)):
+            world.wrong.append(f"a guest ended with {code}: {guest.said.strip()[-300:]}")
 
     @property
     def _noisy(self) -> bool:
@@ -185,3 +258,28 @@ class Player(Faults):
         return (
             f"run {page['run']['state']}, life {len(self.world.lives)} ({code}): {told}; {last.said[-300:]}"
         )
+
+
+def wrongly_ended(code: int, states: Sequence[str] | None, *, may_stop: bool, moved: bool) -> str:
+    """What an exit code that nobody has forced says that is not so; empty if it is right.
+
+    `states`: those of all jobs after it, where the run is over; None: work is left. `moved`: another agent
+    leads the run since.
+    """
+    failed = states is not None and any(state not in ("COMPLETED", "CANCELLED") for state in states)
+    match code:
+        case 0 if states is None and not moved:
+            return "and work is left"
+        case 0 if failed:
+            return "and jobs have failed"
+        case 1 if states is None and not may_stop:
+            return "and nothing has gone wrong that may end it"
+        case 1 if states is not None and not failed:
+            return "and no job has failed"
+        case 75 if states is not None and not moved:
+            return "and no work is left"
+        case 75 if not (may_stop or moved):
+            return "and nobody has asked it to stop"
+        case 0 | 1 | 75:
+            return ""
+    return "which says nothing of its jobs"

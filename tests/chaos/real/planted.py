@@ -90,6 +90,29 @@ BUGS = (
         "pass",
         flavour="hosts",
     ),
+    Fault(
+        "a cancel is not carried out",
+        "core/transitions/commands.py",
+        '        if job.state.final or job.wanted == "cancel":\n            return\n',
+        "        return\n",
+        flavour="workers",
+    ),
+    Fault(
+        "a run with failed jobs ends with 0",
+        "agent/life.py",
+        "        return int(failed)\n",
+        "        return 0\n",
+        flavour="programs",
+    ),
+    Fault(
+        "a guest leaves while the run goes on",
+        "agent/join.py",
+        "            gone_s = self._connection.gone_s(now)\n",
+        "            gone_s = self._connection.gone_s(now)\n"
+        "            if now - began > 4.0:\n"
+        "                return Parted.LEFT\n",
+        flavour="join",
+    ),
 )
 
 

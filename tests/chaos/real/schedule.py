@@ -121,9 +121,9 @@ def drawn(seed: int, flavour: str = "") -> Schedule:
     if flavour == "tune":
         jobs: tuple[Job, ...] = ()
     elif flavour == "memory":  # a state that is suspended is in memory first, and a keeper makes it durable
-        jobs = (
-            _trainer("t0", random.choice(("ddp", "elastic")), 60, random.randrange(3), checkpoint_every=600),
-        )
+        kind = random.choice(("ddp", "elastic"))
+        one = _trainer("t0", kind, 60, random.randrange(3), checkpoint_every=600)
+        jobs = (replace(one, options={**one.options, "pause": 0.1}),)
     elif flavour == "torch":
         jobs = _trainings(random, slots)
     elif hosts:
@@ -222,7 +222,7 @@ def _trainings(random: Random, slots: int) -> tuple[Job, ...]:
 
 
 def _trainer(name: str, kind: str, steps: int, seed: int, **keys: Any) -> Job:
-    return Job(name, kind, steps, keys, {"seed": seed, "pause": 0.02})
+    return Job(name, kind, steps, keys, {"seed": seed, "pause": 0.05})  # long enough to be struck
 
 
 def _spread(random: Random, *, wide: bool) -> tuple[Job, ...]:
@@ -320,7 +320,8 @@ def _fault(
     random: Random, flavour: str, names: Sequence[str], hosts: Sequence[str], others: Sequence[Fault]
 ) -> Fault:
     """Something that goes wrong, at a time of its own or just as something else happens."""
-    at = round(random.uniform(0.2, 6.0), 2)
+    last = 10.0 if flavour in ("torch", "memory") else 6.0  # trainings load their libraries first
+    at = round(random.uniform(0.2, last), 2)
     if others and random.random() < 0.25:
         at = round(random.choice(others).at + random.choice((0.0, 0.1, 0.3)), 2)
     kind = random.choice(_OF[flavour])

@@ -227,17 +227,22 @@ static int has_no_room(void) {
     for (int i = 0; control && control->on && i < 4; i++) full |= control->rules[i].calls & ROOM;
     return full;
 }
+#define FULL(about)                                                                                          \
+    do {                                                                                                     \
+        __atomic_add_fetch(&control->struck, 1, __ATOMIC_RELAXED);                                           \
+        about->f_bavail = about->f_bfree = 0;                                                                \
+    } while (0)
 #define ROOMS(name, type)                                                                                    \
     int name(const char *path, struct type *about) {                                                         \
         NEXT(name);                                                                                          \
         int code = next(path, about);                                                                        \
-        if (!code && has_no_room() && path_below(AT_FDCWD, path)) about->f_bavail = about->f_bfree = 0;      \
+        if (!code && has_no_room() && path_below(AT_FDCWD, path)) FULL(about);                               \
         return code;                                                                                         \
     }                                                                                                        \
     int f##name(int fd, struct type *about) {                                                                \
         NEXT(f##name);                                                                                       \
         int code = next(fd, about);                                                                          \
-        if (!code && has_no_room() && fd_below(fd)) about->f_bavail = about->f_bfree = 0;                    \
+        if (!code && has_no_room() && fd_below(fd)) FULL(about);                                             \
         return code;                                                                                         \
     }
 ROOMS(statvfs, statvfs)

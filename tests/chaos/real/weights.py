@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 from livebench import COMMAND, Bench
@@ -28,9 +29,7 @@ def key(job: Job) -> str:
 
 def undisturbed() -> dict[str, float]:
     """Weights by `key`, for all trainings that a schedule may draw."""
-    text = programs.TRAINER + json.dumps({k: dict(v) for k, v in jobs.STRATEGIES.items()})
-    mark = hashlib.sha256(text.encode()).hexdigest()[:12]
-    path = Path(tempfile.gettempdir()) / f"chaos-weights-{os.getuid()}-{mark}.json"
+    path = Path(tempfile.gettempdir()) / f"chaos-weights-{os.getuid()}-{mark(ROOT / 'hpcsched')}.json"
     try:
         found: dict[str, float] = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -39,6 +38,16 @@ def undisturbed() -> dict[str, float]:
         part.write_text(json.dumps(found))
         part.rename(path)
     return found
+
+
+def mark(package: Path) -> str:
+    """By what it is told whether weights may have changed: the trainer, what trains it, and torch."""
+    found = hashlib.sha256(programs.TRAINER.encode())
+    found.update(json.dumps({k: dict(v) for k, v in jobs.STRATEGIES.items()}).encode())
+    found.update(version("torch").encode())
+    for path in sorted((package / "worker").rglob("*.py")):
+        found.update(path.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _trained() -> dict[str, float]:

@@ -24,33 +24,23 @@ from slurmstandin import Cluster
 from hpcsched.cli.main import main
 from hpcsched.store.rundir import agent_alive
 
-from . import jobs
+from . import jobs, ledgers
+from .ledgers import Line
 from .places import Networks, Numbers, Place, Process, processes
 from .schedule import Schedule
 from .shim import Shim, library
 
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a ledger."""
-
-    word: str
-    attempt: int
-    pid: int
-    what: str
-    step: int
-    at: float
-
-
 @dataclass
 class Life:
-    """A `hpcsched run`, its beginning and end. `killed`: by a fault. `walltime`: when its allocation ends."""
+    """A `hpcsched run` (or `join`), its beginning and end. `walltime`: when its allocation ends."""
 
     process: subprocess.Popen[bytes]
     told: Path
     began: float
     words: tuple[str, ...]
     killed: bool = False
+    """By a fault."""
     walltime: float | None = None
     over: float | None = None
     walltime_over: bool = False
@@ -74,6 +64,12 @@ class Answer:
     said: str
     began: float
     ended: float
+
+
+def shown(life: Life, who: str) -> Iterator[str]:
+    """What no output should have."""
+    if "Traceback (most recent call last)" in life.said:
+        yield f"{who} shows a traceback: {life.said.strip().splitlines()[-1]}"
 
 
 def _forked(words: tuple[str, ...], env: Mapping[str, str], folder: Path, out: int) -> int:
@@ -158,8 +154,8 @@ class World:
         }
         env |= self.place.environment(env["PATH"])
         self.cluster = self._cluster() if self.schedule.life_s else None
-        self.guest: Life | None = None
-        """A `hpcsched join`, which starts another head where that of the run has died."""
+        self.guests: list[Life] = []
+        """Each `hpcsched join`, which starts another head where that of the run has died."""
         self.shim: Shim | None = None
         if library():
             self.shim = Shim(self.folder / "shim", self.bench.dir)
@@ -213,10 +209,11 @@ class World:
         """A `hpcsched run` or `tune` in the background."""
         if self.cluster:
             self.cluster.ends_in(3600)
-        self.lives.append(self._started(f"agent-{len(self.lives)}.err", *words))
+        self.lives.append(self.begun(f"agent-{len(self.lives)}.err", *words))
         return self.lives[-1]
 
-    def _started(self, name: str, *words: str) -> Life:
+    def begun(self, name: str, *words: str) -> Life:
+        """A command in the background, whose output is in the file of this name."""
         told = self.folder / name
         argv = [*self.place.prefix, COMMAND, *words]
         with told.open("wb") as out:
@@ -229,7 +226,12 @@ class World:
         """A host of another allocation joins the run, if one is to."""
         if self.schedule.flavour == "join" and (self.guest is None or self.guest.process.poll() is not None):
             words = ("--hosts", self.schedule.hosts[1], "--launcher", "local", "--wait", "2m")
-            self.guest = self._started("guest.err", "join", *words)
+            self.guests.append(self.begun(f"guest-{len(self.guests)}.err", "join", *words))
+
+    @property
+    def guest(self) -> Life | None:
+        """The newest."""
+        return self.guests[-1] if self.guests else None
 
     @property
     def led(self) -> bool:
@@ -290,12 +292,7 @@ class World:
     # --- files --------------------------------------------------------------------------------------
 
     def ledger(self, name: str) -> list[Line]:
-        path = self.folder / "ledger" / name
-        try:
-            rows = [line.split() for line in path.read_text().splitlines()]
-        except FileNotFoundError:
-            return []
-        return [Line(row[0], int(row[1]), int(row[2]), row[3], int(row[4]), float(row[5])) for row in rows]
+        return ledgers.read(self.folder / "ledger" / name)
 
     def ledgers(self) -> Iterator[str]:
         """The names of all jobs that have a ledger."""
@@ -333,7 +330,7 @@ class World:
             if not left:
                 break
             time.sleep(0.05)
-        for life in self.lives:
+        for life in (*self.lives, *self.guests):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 life.process.send_signal(signal.SIGKILL)
             life.process.wait()
