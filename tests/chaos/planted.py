@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,10 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from machine import machine
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+_FOUND = re.compile(r"seed \d+: .")
+_BROKEN = re.compile(r": (the player ended|(ImportError|ModuleNotFoundError|SyntaxError|NameError): )")
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,12 @@ FAULTS = (
         "agent/recorder.py",
         "self._journal.append(events, sync=durable)",
         "self._journal.append(events, sync=False)",
+    ),
+    Fault(
+        "nothing of the journal is put on disk while a run goes on",
+        "store/journal.py",
+        "            if sync:\n                os.fdatasync(self._descriptor)\n",
+        "",
     ),
     Fault(
         "files are not replaced atomically",
@@ -193,8 +204,15 @@ def seconds_until_found(fault: Fault, seconds: float) -> tuple[float | None, str
             command, cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         took_s = time.monotonic() - began
-    said = next((line for line in done.stdout.splitlines() if line.startswith("seed ")), done.stderr[-500:])
-    return (took_s if done.returncode == 1 else None), said
+    said = found_in(done.stdout)
+    return (took_s if said else None), said or (done.stdout + done.stderr)[-500:]
+
+
+def found_in(text: str) -> str:
+    """The line of a harness that tells what it has found; empty where it has found nothing but that the copy,
+    or itself, is broken."""
+    lines = [line for line in text.splitlines() if _FOUND.match(line)]
+    return lines[0] if lines and not any(_BROKEN.search(line) for line in lines) else ""
 
 
 def told(seconds: float, rows: Sequence[Mapping[str, object]]) -> str:
