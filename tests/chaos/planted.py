@@ -181,6 +181,56 @@ FAULTS = (
         "        self.back_to_checkpoint(job)",
         "        self._run.count_news(self._ledger.waits_by(job).foreground)",
     ),
+    Fault(
+        "a cancel is forgotten in a crash",
+        "core/transitions/endings.py",
+        '        if job.wanted == "cancel":\n            self.cancelled(job)\n            return\n',
+        "",
+    ),
+    Fault(
+        "what was suspended goes on after a crash",
+        "core/transitions/endings.py",
+        "        if job.held and job.state is JobState.PENDING:\n"
+        "            job.held = False\n"
+        "            self._out.set_state(job, JobState.HELD)\n",
+        "        job.held = False\n",
+    ),
+    Fault(
+        "who comes back does not begin",
+        "core/transitions/submissions.py",
+        "        self._run_again(event.job_ids, from_scratch=event.from_scratch)",
+        "        pass",
+    ),
+    Fault(
+        "who has failed was cancelled",
+        "core/transitions/endings.py",
+        "or refused:\n            self.finish(job, JobState.FAILED,",
+        "or refused:\n            self.finish(job, JobState.CANCELLED,",
+    ),
+    Fault(
+        "what is in memory alone is forgotten",
+        "agent/effects.py",
+        "            if action.anew:\n                self._launcher.forget(job.id)\n",
+        "            self._launcher.forget(job.id)\n            if action.anew:\n",
+    ),
+    Fault(
+        "the snapshot does not say why the first one waits",
+        "store/snapshot.py",
+        "        changed |= {i for i in (self._head, head) if i is not None}\n",
+        "",
+    ),
+    Fault(
+        "what was sent stays where it was written",
+        "agent/inbox.py",
+        '        temporary.rename(rundir.inbox / "new" / name)',
+        '        os.link(temporary, rundir.inbox / "new" / name)',
+    ),
+    Fault(
+        "a command is waited for for ever",
+        "core/transitions/commands.py",
+        "        self._waiting.dequeue(job)\n        job.held = True",
+        "        while True:\n            pass",
+    ),
 )
 
 
