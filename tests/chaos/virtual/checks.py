@@ -204,14 +204,16 @@ def _ids(world: World, names: Collection[str]) -> set[int]:
 
 
 def _records(world: World, machine: Machine) -> Iterator[str]:
-    """The journal leads to the state that the last agent had, and the snapshot shows it."""
-    again = replay(world.rundir.journal, make_policy).machine
+    """The journal leads to the state that the last agent had, also by all that is archived of it, and the
+    snapshot shows it."""
+    path = world.rundir.journal
+    replayed = [replay(path, make_policy, short_cut=short_cut).machine for short_cut in (True, False)]
     shown = {job.id: job for job in read_status(world.rundir).jobs}
     for job in machine.run.jobs.values():
-        other = again.run.jobs.get(job.id)
+        others = [again.run.jobs.get(job.id) for again in replayed]
         for what in ("state", "step", "attempt", "saved_step", "failures", "repeated", "held"):
-            if other is None or getattr(other, what) != getattr(job, what):
-                there = None if other is None else getattr(other, what)
+            there = [getattr(other, what, None) for other in others]
+            if any(value != getattr(job, what) for value in there):
                 yield f"{job.spec.name}: {what} is {getattr(job, what)}, of the journal's replay {there}"
         if job.id not in shown:
             yield f"{job.spec.name} is not in the snapshot"
