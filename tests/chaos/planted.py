@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,10 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from machine import machine
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+_FOUND = re.compile(r"seed \d+: .")
+_BROKEN = re.compile(r": (the player ended|(ImportError|ModuleNotFoundError|SyntaxError|NameError): )")
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,12 @@ FAULTS = (
         "agent/recorder.py",
         "self._journal.append(events, sync=durable)",
         "self._journal.append(events, sync=False)",
+    ),
+    Fault(
+        "nothing of the journal is put on disk while a run goes on",
+        "store/journal.py",
+        "            if sync:\n                os.fdatasync(self._descriptor)\n",
+        "",
     ),
     Fault(
         "files are not replaced atomically",
@@ -170,6 +181,56 @@ FAULTS = (
         "        self.back_to_checkpoint(job)",
         "        self._run.count_news(self._ledger.waits_by(job).foreground)",
     ),
+    Fault(
+        "a cancel is forgotten in a crash",
+        "core/transitions/endings.py",
+        '        if job.wanted == "cancel":\n            self.cancelled(job)\n            return\n',
+        "",
+    ),
+    Fault(
+        "what was suspended goes on after a crash",
+        "core/transitions/endings.py",
+        "        if job.held and job.state is JobState.PENDING:\n"
+        "            job.held = False\n"
+        "            self._out.set_state(job, JobState.HELD)\n",
+        "        job.held = False\n",
+    ),
+    Fault(
+        "who comes back does not begin",
+        "core/transitions/submissions.py",
+        "        self._run_again(event.job_ids, from_scratch=event.from_scratch)",
+        "        pass",
+    ),
+    Fault(
+        "who has failed was cancelled",
+        "core/transitions/endings.py",
+        "or refused:\n            self.finish(job, JobState.FAILED,",
+        "or refused:\n            self.finish(job, JobState.CANCELLED,",
+    ),
+    Fault(
+        "what is in memory alone is forgotten",
+        "agent/effects.py",
+        "            if action.anew:\n                self._launcher.forget(job.id)\n",
+        "            self._launcher.forget(job.id)\n            if action.anew:\n",
+    ),
+    Fault(
+        "the snapshot does not say why the first one waits",
+        "store/snapshot.py",
+        "        changed |= {i for i in (self._head, head) if i is not None}\n",
+        "",
+    ),
+    Fault(
+        "what was sent stays where it was written",
+        "agent/inbox.py",
+        '        temporary.rename(rundir.inbox / "new" / name)',
+        '        os.link(temporary, rundir.inbox / "new" / name)',
+    ),
+    Fault(
+        "a command is waited for for ever",
+        "core/transitions/commands.py",
+        "        self._waiting.dequeue(job)\n        job.held = True",
+        "        while True:\n            pass",
+    ),
 )
 
 
@@ -193,8 +254,15 @@ def seconds_until_found(fault: Fault, seconds: float) -> tuple[float | None, str
             command, cwd=folder, env=environment, capture_output=True, text=True, check=False
         )
         took_s = time.monotonic() - began
-    said = next((line for line in done.stdout.splitlines() if line.startswith("seed ")), done.stderr[-500:])
-    return (took_s if done.returncode == 1 else None), said
+    said = found_in(done.stdout)
+    return (took_s if said else None), said or (done.stdout + done.stderr)[-500:]
+
+
+def found_in(text: str) -> str:
+    """The line of a harness that tells what it has found; empty where it has found nothing but that the copy,
+    or itself, is broken."""
+    lines = [line for line in text.splitlines() if _FOUND.match(line)]
+    return lines[0] if lines and not any(_BROKEN.search(line) for line in lines) else ""
 
 
 def told(seconds: float, rows: Sequence[Mapping[str, object]]) -> str:

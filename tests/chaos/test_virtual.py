@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from hpcsched.core.model import JobSpec, Kind
-from tests.chaos.planted import FAULTS, Fault
+from tests.chaos.__main__ import main
+from tests.chaos.planted import FAULTS, Fault, found_in
 from tests.chaos.virtual import day
 from tests.chaos.virtual.campaign import played as play
+from tests.chaos.virtual.disk import Disk
 from tests.chaos.virtual.schedule import Doing, Habits, Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,6 +85,37 @@ def test_a_warning_is_heard_that_comes_before_the_agent_listens() -> None:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults_to_plant_are_in_the_code_as_it_is(fault: Fault) -> None:
     assert fault.wrong in fault.planted((ROOT / "hpcsched" / fault.file).read_text())
+
+
+def test_a_copy_that_is_broken_is_no_fault_that_was_found() -> None:
+    said = "seed 3: j1 is lost"
+    assert found_in(f"{said}\n7 schedules in 2 s, 1 with violations\n") == said
+    assert not found_in("0 schedules in 2 s, 0 with violations\n")
+    assert not found_in("Traceback (most recent call last):\nImportError: no core\n")
+    for broken in ("the player ended with exit code 1", "NameError: name 'job' is not defined (loop.py:87)"):
+        assert not found_in(f"{said}\nseed 4: {broken}\n")
+
+
+def test_to_play_none_is_no_success() -> None:
+    assert main(["--at-once", "0"]) == 1
+
+
+@pytest.mark.parametrize("synced", [0, 3])
+def test_what_was_not_synchronised_is_lost_with_the_node(tmp_path: Path, synced: int) -> None:
+    lengths = set[int]()
+    for seed in range(40):
+        disk, path = Disk(tmp_path, Random(seed)), tmp_path / f"journal{seed}"
+        with disk.instead_of_os():
+            disk.living = True
+            file = os.open(path, os.O_RDWR | os.O_CREAT)
+            os.write(file, b"123")
+            if synced:
+                os.fdatasync(file)
+            os.write(file, b"456")
+            os.close(file)
+            disk.node_dies(path)
+        lengths.add(path.stat().st_size)
+    assert lengths == {*range(synced, 7)}
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ def played(hours: int, every_s: float) -> tuple[list[str], Sequence[Hour]]:
             nonlocal before
             needed = (world.disk.calls, time.process_time())
             sizes = [path.stat().st_size for path in (world.rundir.journal, world.rundir.status)]
-            ended = sum(world.ledger.finished.values())
+            ended = sum(map(len, world.ledger.finished.values()))
             seen.append(Hour(ended, *sizes, needed[0] - before[0], needed[1] - before[1]))
             before = needed
 

@@ -40,7 +40,7 @@ class Disk:
         self._root, self._random = str(root.resolve()), random
         self._own: dict[str, Callable[..., Any]] = {}
         self._synced: dict[int, int] = {}
-        """Bytes that are on the disk for good, by inode, of files that were synchronised."""
+        """Bytes that are on the disk for good, by inode."""
         self.living, self.dead = False, False
         self.calls = 0
         self.kill_at_call: int | None = None
@@ -102,6 +102,9 @@ class Disk:
             if name in ("fsync", "fdatasync"):
                 about = os.fstat(args[0])
                 self._synced[about.st_ino] = about.st_size
+            elif name == "ftruncate":
+                inode = os.fstat(args[0]).st_ino
+                self._synced[inode] = min(self._synced.get(inode, 0), args[1])
             return done
 
         return call
@@ -123,6 +126,6 @@ class Disk:
                 about = journal.stat()
             except OSError:
                 return
-            kept = self._synced.get(about.st_ino, about.st_size)
+            kept = self._synced.get(about.st_ino, 0)
             if kept < about.st_size:
                 os.truncate(journal, self._random.randint(kept, about.st_size))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,20 @@ from hpcsched.devices.base import Sample
 from hpcsched.errors import HpcschedError
 from hpcsched.patience import PASSING
 from hpcsched.store import compaction
+from hpcsched.store.rundir import SNAPSHOT_PERIOD_S
 from hpcsched.testing.invariants import check
 
+from .checks import untrue_reasons
 from .clock import VirtualSelector
 from .disk import Died
 from .schedule import Schedule
 from .world import HOST, VirtualBatch, World
 
 MOST_LIVES = 40
+LOOKS_EVERY_S = 2.0
+"""How often the snapshot is looked at, when nothing has changed since it was written."""
+TOLD_WITHIN_S = SNAPSHOT_PERIOD_S + 1.0
+"""After so long it says what has changed by the time alone."""
 
 
 class _Samples:
@@ -90,11 +96,13 @@ class _Watch(AllocationWatch):
 
 
 class _Checks:
-    """An observer that checks the invariants after every so many events: a check looks at all jobs."""
+    """An observer that checks the invariants after every so many events, as a check looks at all jobs, and
+    what the snapshot says."""
 
-    def __init__(self, machine: Machine, every: int, say: Callable[[str], None]) -> None:
-        self._machine, self._every, self._say = machine, every, say
+    def __init__(self, world: World, machine: Machine, every: int) -> None:
+        self._world, self._machine, self._every, self._say = world, machine, every, world.said.append
         self._events = 0
+        self._looks_at, self._untrue = world.clock.monotonic, dict[str, float]()
 
     def event(self, event: ev.Event, actions: Sequence[Action]) -> None:
         self._events += 1
@@ -103,7 +111,17 @@ class _Checks:
         if isinstance(event, ev.EventVoided):
             raise AssertionError(f"an event was voided: {event}")
 
-    def tick(self, now: float) -> None: ...
+    def tick(self, now: float) -> None:
+        clock = self._world.clock.monotonic
+        if self._machine.run.changed or clock < self._looks_at:
+            return
+        self._looks_at = clock + LOOKS_EVERY_S
+        if not self._world.undisturbed(clock - LOOKS_EVERY_S):
+            return
+        with self._world.disk.not_the_agent():
+            found = untrue_reasons(self._world, self._machine)
+            self._untrue = {line: self._untrue.get(line, clock) for line in found}
+        self._world.wrong += [line for line, at in self._untrue.items() if clock - at > TOLD_WITHIN_S]
 
     def message(self, text: str, *, about: str = "") -> None:
         self._say(text)
@@ -225,14 +243,14 @@ def _live(world: World, *, resume: bool, check_every: int) -> Machine | None:
                 batch=VirtualBatch(world),
                 find_profiles=lambda models, device: profiles_of(schedule, models),
                 find_layers=lambda model, device: None,
-                observe=lambda machine: _Checks(machine, check_every, say),
+                observe=lambda machine: _Checks(world, machine, check_every),
             )
         except Died:
             died = True
             say("died")
             return None
         except (HpcschedError, OSError) as error:
-            if isinstance(error, OSError) and not disk.failing:
+            if world.disk_was_well():
                 raise
             say(f"ended: {error}")
             return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import floor
@@ -31,7 +32,7 @@ class Trained:
     """What one process group has trained, as it knows itself: the steps after `begin` up to `end`.
 
     `saved`: the step of the newest state on disk; `held`: of the one in memory that it has begun with;
-    `told`: that it has told last, and when.
+    `told`: that it has told last, and when. `in_memory`: it has left its state in memory alone.
     """
 
     job: str
@@ -44,26 +45,25 @@ class Trained:
     held: int = 0
     told: int = 0
     told_at: float = 0.0
+    in_memory: bool = False
 
 
 @dataclass
 class Ledger:
-    """What all programs have done, and with which states their jobs have gone on."""
+    """What all programs have done, and with which states their jobs have gone on; all by job."""
 
     _trained: dict[str, list[Trained]] = field(default_factory=dict)
-    finished: dict[str, int] = field(default_factory=dict)
-    """How often each job has come to its end."""
+    launched: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """When processes were started."""
 
-    lost: dict[str, int] = field(default_factory=dict)
-    """How often programs of each job have failed, or processes of theirs were killed."""
+    finished: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """When its program has come to its end."""
 
-    def failures(self, job: str) -> int:
-        """How often it has failed."""
-        return self.lost.get(job, 0)
+    failures: Counter[str] = field(default_factory=Counter)
+    """How often its program has failed, or somebody else than the agent has killed some of it."""
 
-    def failed(self, job: str) -> None:
-        """It has failed once more."""
-        self.lost[job] = self.failures(job) + 1
+    left_in_vain: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """The attempts that have left unsaved as the agent has told them to, or that it has killed."""
 
     def add(self, account: Trained) -> None:
         self._trained.setdefault(account.job, []).append(account)
@@ -81,20 +81,25 @@ class SharedMemory:
     def __init__(self, clock: VirtualClock, ledger: Ledger) -> None:
         self._clock, self._ledger = clock, ledger
         self._held: dict[int, State] = {}
-        self._keeps: dict[int, Path] = {}
+        self._keeps: dict[int, tuple[State, Path]] = {}
 
     def hold(self, job: str, job_id: int, folder: Path, state: State, seconds: float) -> None:
         """Hold a state, which is on disk in so many seconds."""
-        self._held[job_id], self._keeps[job_id] = state, folder
+        held = folder / files.held(state.attempt or 0)
+        if job_id in self._keeps:
+            self._keeps[job_id][1].unlink(missing_ok=True)
+        self._held[job_id], self._keeps[job_id] = state, (state, held)
 
         def kept() -> None:
-            if self._held.get(job_id) is state and self._keeps.pop(job_id, None):
-                newer = recorded(folder)
-                if newer is None or newer.step < state.step:
-                    write(folder, files.STATE, state.encode())
-                    last = self._ledger.of(job)[-1]
-                    last.saved = max(last.saved, state.step)
-                (folder / files.held(state.attempt or 0)).unlink(missing_ok=True)
+            if self._keeps.get(job_id) != (state, held):
+                return
+            del self._keeps[job_id]
+            newer = recorded(folder)
+            if newer is None or newer.step < state.step:
+                write(folder, files.STATE, state.encode())
+                last = self._ledger.of(job)[-1]
+                last.saved = max(last.saved, state.step)
+            held.unlink(missing_ok=True)
 
         self._clock.after(seconds, kept)
 
@@ -107,9 +112,8 @@ class SharedMemory:
         return set(self._keeps)
 
     def forget(self, job_id: int) -> None:
-        """The job needs none any more."""
+        """The job needs none any more; who is bringing it to disk goes on with that."""
         self._held.pop(job_id, None)
-        self._keeps.pop(job_id, None)
 
     def lost(self) -> None:
         """The agent has died."""
@@ -282,10 +286,10 @@ class Program:
     def _ends(self) -> None:
         if self.step == self._steps:
             self._save()
-            self._ledger.finished[self.job] = self._ledger.finished.get(self.job, 0) + 1
+            self._ledger.finished[self.job].append(self._clock.monotonic)
             self._leave(0)
         else:
-            self._ledger.failed(self.job)
+            self._ledger.failures[self.job] += 1
             self._leave(1)
 
     def _stops(self) -> None:
@@ -312,11 +316,14 @@ class Program:
 
     def killed(self) -> None:
         """These processes are gone at once; those that train with them wait for them for ever."""
-        self.lose(*range(len(self.processes)))
+        self._lose(range(len(self.processes)))
 
-    def lose(self, *ranks: int) -> None:
-        """Ranks are killed."""
-        self._ledger.failed(self.job)
+    def loses(self, rank: int) -> None:
+        """A rank is killed by somebody else than the agent."""
+        self._ledger.failures[self.job] += 1
+        self._lose([rank])
+
+    def _lose(self, ranks: Iterable[int]) -> None:
         for main in (self, *(one for one in self._others() if self in one.joined)):
             main._stops()
         for rank in ranks:
@@ -328,25 +335,32 @@ class Program:
         if not self.alive:
             return
         if sig is signal.SIGKILL:
+            self._ledger.left_in_vain[self.job].add(self.attempt)
             self.killed()
         elif sig in (signal.SIGTSTP, signal.SIGTERM) and not self._habits.deaf and not self._leaving:
             self._leaving = True
             if self.account is not None:
                 self._in(self._habits.suspend_s, self._saves_and_leaves)
             elif not any(self in one.joined and one.account for one in self._others()):
-                self._leave(128 + sig)  # else rank 0 tells them when
+                self._leaves_unsaved(sig)  # else rank 0 tells them when
+
+    def _leaves_unsaved(self, sig: Signals) -> None:
+        self._ledger.left_in_vain[self.job].add(self.attempt)
+        self._leave(128 + sig)
 
     def _saves_and_leaves(self) -> None:
         if self._quick and self._habits.keeps_s is not None:
             state = State(step=self.step, samples=self.step, attempt=self.attempt)
             self._write(files.held(self.attempt), Held(step=state.step).encode())
             self._memory.hold(self.job, self.job_id, self.folder, state, self._habits.keeps_s)
+            if self.account:
+                self.account.in_memory = True
             self._leave(SUSPENDED)
         elif self._habits.saves:
             self._save()
             self._leave(SUSPENDED)
         else:
-            self._leave(128 + signal.SIGTERM)
+            self._leaves_unsaved(signal.SIGTERM)
 
     def tell(self, order: orders.Order) -> None:
         if isinstance(order, orders.Suspend):

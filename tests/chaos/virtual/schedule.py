@@ -75,9 +75,9 @@ class Schedule:
     """Bytes of a journal from which on it is compacted."""
 
     @property
-    def begun_anew(self) -> set[str]:
-        """The jobs that users may have had begun from their first step once more."""
-        return {doing.args[0] for doing in self.doings if doing.kind == "retry"}
+    def specs(self) -> dict[str, JobSpec]:
+        """All jobs, by name."""
+        return {spec.name: spec for spec in (*self.jobs, *self.later.values())}
 
     def smaller(self) -> Iterator[Schedule]:
         """Schedules with less in them: without half of the doings, without one, without a job."""

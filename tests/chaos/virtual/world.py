@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,6 +44,35 @@ KILL_WAIT_S = 10.0
 """From the SIGTERM of the batch system to its SIGKILL."""
 
 
+@dataclass
+class Sent:
+    """A command that was sent `at` a time, and what was `answered`, and when. `refused`: it is none, or one
+    that cannot be carried out. `due`: when an agent had had time to answer, undisturbed."""
+
+    command: Command
+    at: float
+    refused: bool
+    answer: Answer | None = None
+    answered: float = float("inf")
+    due: float | None = None
+
+    @property
+    def cancels(self) -> bool:
+        return self.command.command == "cancel"
+
+    @property
+    def retries(self) -> bool:
+        return self.command.command == "retry"
+
+    def may_change(self, job_ids: Iterable[int]) -> bool:
+        """Whether it may have done something to one of these jobs, or may still do so."""
+        if self.answer is None:
+            return bool({*job_ids}.intersection(self.command.targets))
+        if not self.answer.done:  # an agent has carried it out that did not live to say so
+            return not self.answer.error and bool({*job_ids}.intersection(self.command.targets))
+        return any(done and i in job_ids for i, done in zip(self.answer.ids, self.answer.done, strict=True))
+
+
 class World:
     """Everything but the agent. It outlives each agent."""
 
@@ -56,13 +86,8 @@ class World:
         self.programs: list[Program] = []
         self.memory = SharedMemory(self.clock, self.ledger)
         self.lost_gpus: set[int] = set()
-        self.sent: dict[str, Command] = {}
-        self.to_refuse: set[str] = set()
-        """Of what was sent what is no command, or one that cannot be carried out."""
-        self.must_answer: dict[str, float] = {}
-        """The commands that an agent has had time to answer, undisturbed, and when they were sent."""
-        self.answers: dict[str, Answer] = {}
-        self._unanswered: set[str] = set()
+        self.sent: dict[str, Sent] = {}
+        """By the names of their files."""
         self._told_to_end_at = float("-inf")
         self.limit: float | None = None
         """When the batch job's time is up, as a Unix time."""
@@ -74,8 +99,8 @@ class World:
         self.lives, self.lived_s, self.stopped_s = 0, 0.0, 0.0
         """How many agents there were, for how long, and for how long all was stopped."""
         self._began = self._stopped_before_s = 0.0
-        self.unsaved: list[str] = []
-        """What was not saved though there was time, and nothing was in the way."""
+        self.wrong: list[str] = []
+        """What was seen to be wrong while it was played."""
         self.said: list[str] = []
         self._next_pid = FIRST_PID
         for doing in schedule.doings:
@@ -94,6 +119,7 @@ class World:
         habits = self.schedule.habits[plan.env["HPCSCHED_JOB_NAME"]]
         program = Program(plan, pids, habits, self.clock, self.ledger, lambda: self.programs, self.memory)
         self.programs = [*(one for one in self.programs if not one.over), program]
+        self.ledger.launched[program.job].append(self.clock.monotonic)
         return program
 
     def ready_for(self, plan: LaunchPlan) -> bool:
@@ -128,7 +154,7 @@ class World:
         for program in theirs:
             if program.alive and killed is not None:
                 killed += program.processes
-            program.signal(signal.SIGKILL)
+            program.killed()
         return []
 
     def compacts(self, journal: Path, words: Sequence[str]) -> Compaction:
@@ -164,7 +190,7 @@ class World:
             case "kill worker", (name,):
                 if theirs := [program for program in self.living if program.job == name]:
                     program = self.random.choice(theirs)
-                    program.lose(self.random.randrange(len(program.processes)))
+                    program.loses(self.random.randrange(len(program.processes)))
             case (("no room" | "broken disk"), (seconds,)):
                 full = doing.kind == "no room"
                 numbers = (errno.ENOSPC, errno.EDQUOT) if full else (errno.EIO, errno.ESTALE)
@@ -242,11 +268,8 @@ class World:
             self.said.append(str(error))
 
     def _was_sent(self, name: str, command: Command, *, refused: bool) -> None:
-        self.sent[name], sent = command, self.clock.monotonic
-        self._unanswered.add(name)
-        if refused:
-            self.to_refuse.add(name)
-        self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(name, sent))
+        self.sent[name] = sent = Sent(command, self.clock.monotonic, refused)
+        self.clock.after(ANSWERS_WITHIN_S, lambda: self._must_be_answered(sent))
 
     def _puts(self, data: bytes) -> None:
         """Put something into the inbox that is no command."""
@@ -255,19 +278,20 @@ class World:
             (folder / name).write_bytes(data)
             self._was_sent(name, Command(command=repr(data[:30])), refused=True)
 
-    def _must_be_answered(self, name: str, sent: float) -> None:
-        if self.undisturbed(sent):
-            self.must_answer[name] = self.clock.monotonic
+    def _must_be_answered(self, sent: Sent) -> None:
+        if self.undisturbed(sent.at):
+            sent.due = self.clock.monotonic
 
     def _looks_again(self) -> None:
         self._looks_for_answers()
         self.clock.after(LOOKS_EVERY_S, self._looks_again)
 
     def _looks_for_answers(self) -> None:
-        for name in [*self._unanswered]:
-            with suppress(OSError):
-                self.answers[name] = decode_file(self.rundir.inbox / "ack" / name, Answer)
-                self._unanswered.remove(name)
+        for name, sent in self.sent.items():
+            if sent.answer is None:
+                with suppress(OSError):
+                    sent.answer = decode_file(self.rundir.inbox / "ack" / name, Answer)
+                    sent.answered = self.clock.monotonic
 
     # --- the batch system -------------------------------------------------------------------
 
@@ -297,9 +321,7 @@ class World:
             if self.lives == life and self.disk.living:
                 for program in self.living:
                     if program.would_save and self.undisturbed(self.clock.monotonic - seconds / 2):
-                        self.unsaved.append(
-                            f"{program.job}: attempt {program.attempt} was killed at the limit"
-                        )
+                        self.wrong.append(f"{program.job}: attempt {program.attempt} was killed at the limit")
                     program.killed()
                 self.disk.dies()
 
@@ -317,7 +339,7 @@ class World:
         hurried = self.limit is not None and self.clock.monotonic - self._told_to_end_at < KILL_WAIT_S
         if not (died or self.disk.failing or hurried):
             left = self.memory.keeping()
-            self.unsaved += [f"job {job_id}: its state was left in memory" for job_id in left]
+            self.wrong += [f"job {job_id}: its state was left in memory" for job_id in left]
         self.memory.lost()
         for program in self.living:
             program.agent_is_gone()
@@ -328,6 +350,10 @@ class World:
         """Whether nothing has disturbed an agent between these times."""
         before = [well for at, well in self._disturbances if at < since]
         return before[-1] and not any(since <= at <= until for at, _ in self._disturbances)
+
+    def disk_was_well(self) -> bool:
+        """Whether the disk has done all that was asked of it since this agent began."""
+        return all(well for at, well in self._disturbances if at >= self._began)
 
     def _disturbs(self) -> None:
         well = self.disk.living and not (self.disk.failing or self.disk.no_more_files)
