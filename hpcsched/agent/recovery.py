@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcsched import mechanisms
+from hpcsched.agent.allocation.release import KEPT_WITHIN_S
 from hpcsched.agent.attempts import read_record
 from hpcsched.agent.job_folder import is_aside
 from hpcsched.agent.node.guard import marked
@@ -216,9 +217,7 @@ def saved_steps(
                     say(f"job {job.id} ({job.spec.name}): its checkpoint {not_taken}")
             continue
         if alone or not job.state.active:
-            for held in patiently(partial(_held_files, rundir.job(job.id))):
-                with contextlib.suppress(OSError):  # the job's own folder of that name
-                    held.unlink(missing_ok=True)
+            _forget_held(rundir.job(job.id))
         try:
             record = patiently(partial(read_record, rundir.job(job.id)))
         except BadInput:
@@ -228,7 +227,17 @@ def saved_steps(
                 steps[job.id] = record.step
         elif (step := record.step if record else 0) < (job.saved_step or 0):
             steps[job.id] = step
+    for job in machine.run.jobs.since(machine.run.now - KEPT_WITHIN_S) if alone else ():
+        if job.state.final:  # it has left by its time limit, say, and its keeper has gone with the agent
+            _forget_held(rundir.job(job.id))
     return steps
+
+
+def _forget_held(folder: Path) -> None:
+    """What was in memory is lost: nobody is to wait for it."""
+    for held in patiently(partial(_held_files, folder)):
+        with contextlib.suppress(OSError):  # the job's own folder of that name
+            held.unlink(missing_ok=True)
 
 
 def _held_files(folder: Path) -> list[Path]:

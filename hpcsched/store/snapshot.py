@@ -78,6 +78,7 @@ class SnapshotWriter:
         self._outputs: dict[int, str] = {}
         self._devices: dict[int, Mapping[int, Device]] = {}
         self._head: int | None = None
+        self._late: set[int] = set()
         self._draining = False
         self._encoder = msgspec.json.Encoder()
         self._spare = SpareFile(rundir.status)
@@ -168,6 +169,9 @@ class SnapshotWriter:
         # Its reason tells how many GPUs are free.
         changed |= {i for i in (self._head, head) if i is not None}
         self._head = head
+        late = self._late_background()
+        changed |= late ^ self._late
+        self._late = late
         if machine.deadline.draining != self._draining:  # what all that wait are waiting for
             changed |= {job.id for job in machine.run.jobs.values() if not job.state.final}
             self._draining = machine.deadline.draining
@@ -181,6 +185,14 @@ class SnapshotWriter:
             # `status` tells of these.
             stays = job_id in run.kept or job_id in run.updated
             self._rows.put(job_id, row, job.state, stays=stays)
+
+    def _late_background(self) -> set[int]:
+        """The background jobs that wait and are too late for this allocation: that comes by time alone."""
+        machine = self._machine
+        if machine.deadline.at is None:
+            return set()
+        waiting = (machine.run.jobs[job_id] for job_id in machine.mechanism(Background).queue.walk())
+        return {job.id for job in waiting if machine.deadline.too_late(job)}
 
     def _gpus(self) -> Iterable[GpuStatus]:
         """The foreground of each GPU, and its background lane where that is taken."""

@@ -537,7 +537,8 @@ def test_a_pool_lives_on(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_held_state_is_found_and_kept(tmp_path: Path, hiccups: Hiccups) -> None:
     (tmp_path / files.held(1)).write_bytes(b"{}")
     kept = list[int]()
-    workers = SimpleNamespace(_folder=tmp_path, _attempts=[1], held=None, on_held=kept.append)
+    workers = LocalWorkers()
+    workers._folder, workers._attempts, workers.on_held = tmp_path, [1], kept.append
     hiccups.fails(2)
-    LocalWorkers._find_held(cast(LocalWorkers, workers))
+    workers._find_held()
     assert kept == [1] and workers.held == b"{}"

@@ -192,8 +192,9 @@ class Attempts:
         return min(self._deadline.kill_in_s(), self._ends.kill_in_s(job))
 
     def _leaves_for_good(self, job: Job) -> bool:
-        """Whether the memory of its hosts will not be there when the job goes on."""
-        return self._deadline.draining or self._ends.leaves(job)
+        """Whether the memory of its hosts will not be there when the job goes on, if it does."""
+        over = self._run.rules >= 4 and job.wanted == TIME
+        return over or self._deadline.draining or self._ends.leaves(job)
 
     def grace_s(self, job: Job) -> float:
         """Seconds a worker has to save: thrice the longest save known of its model, at least the run's

@@ -107,6 +107,7 @@ class Waiting:
         self._ledger.waits_by(job).dequeue(job)
         self.late.add(job.id)
         self._out.note_news(job, reason)
+        self._run.touch(job.id)  # its story may say so already
 
     def let_late_in(self) -> None:
         """Put the jobs that were set aside back into their queues."""

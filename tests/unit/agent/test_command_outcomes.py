@@ -75,6 +75,22 @@ def test_a_job_begun_once_more_finds_nothing_that_an_agent_had_not_put_aside(tmp
     assert saved_steps(rundir, driver.machine) == {1: 40}
 
 
+@pytest.mark.parametrize(("alone", "hours", "left"), [(True, 0, False), (False, 0, True), (True, 9, True)])
+def test_nobody_waits_for_what_a_job_that_is_over_has_left_in_memory(
+    tmp_path: Path, alone: bool, hours: int, left: bool
+) -> None:
+    driver = Driver(PROGRAM)
+    driver.runs("x")
+    driver.exits("x", 0)
+    driver.now += 3600.0 * hours
+    driver.submit(a_job("later"))
+    rundir = RunDir(tmp_path)
+    rundir.job(1).mkdir(parents=True)
+    (rundir.job(1) / "held.1").touch()
+    assert saved_steps(rundir, driver.machine, alone=alone) == {}
+    assert (rundir.job(1) / "held.1").exists() == left
+
+
 def test_a_suspend_of_a_program_that_saves_by_itself_is_taken_and_says_what_it_costs() -> None:
     driver = Driver(replace(PROGRAM, restart=Restart()))
     assert asked(driver, "suspend", 1)[1].outcomes == [

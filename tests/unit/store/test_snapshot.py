@@ -11,6 +11,7 @@ from hpcsched.cli.jobs.columns import columns_of, samples_of, table
 from hpcsched.cli.jobs.status import silent_gpus
 from hpcsched.core import events as ev
 from hpcsched.core.needs import Needs
+from hpcsched.core.reasons import Reason, Why
 from hpcsched.errors import NoSuchRun, StoreError
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import SnapshotWriter
@@ -138,6 +139,27 @@ def test_the_reason_of_the_first_in_the_queue_moves_on(rundir):
     assert [job.reason for job in watched.jobs().values()] == [None, "Resources", "Priority"]
     watched.driver.hold("b")
     assert [job.reason for job in watched.jobs().values()] == [None, "JobHeldUser", "Resources"]
+
+
+def test_a_background_job_is_too_late_by_time_alone(rundir):
+    watched = Watched(rundir, a_job("a", "m"), a_job("b", "m", background=True), gpus=1, deadline=1000.0)
+    assert watched.jobs()["b"].reason == "NoLane"
+    watched.driver.now = 950.0
+    watched.driver.machine.run.advance(950.0)
+    assert watched.jobs()["b"].reason == "WalltimeTooShort"
+
+
+def test_one_that_is_set_aside_again_says_so(rundir):
+    """Its story ends with that already."""
+    specs = (a_job("a", "m"), a_job("b", "m", gpus=6), a_job("c", "m", gpus=6))
+    watched = Watched(rundir, *specs, deadline=1000.0)
+    machine, c = watched.driver.machine, watched.driver.job("c")
+    for _ in range(2):
+        assert watched.jobs()["c"].reason == "Priority"
+        machine.waiting.set_aside(c, Reason(Why.WALLTIME_TOO_SHORT, {"need": 9.0, "left": 5.0}))
+        assert watched.jobs()["c"].reason == "WalltimeTooShort"
+        machine.waiting.late.clear()
+        machine.waiting.enqueue(c)
 
 
 def test_the_first_in_the_queue_is_told_how_many_gpus_are_free(rundir):
