@@ -19,7 +19,7 @@ from hpcsched.agent.clock import RunClock
 from hpcsched.agent.exits import exited, launch_failed, not_launched
 from hpcsched.agent.gpu_faults import GpuFaults
 from hpcsched.agent.gpu_memory import GpuMemory, time_to_wait_s
-from hpcsched.agent.job_folder import gpus_named, mark_attempt, put_aside
+from hpcsched.agent.job_folder import gpus_named, make_job_folder, mark_attempt, put_aside
 from hpcsched.agent.launch_plans import Site, joining_plan, launch_plan, pack_name, put_layers, seat_devices
 from hpcsched.agent.leaving import ask_to_leave
 from hpcsched.agent.progress import ProgressMeter
@@ -48,7 +48,6 @@ from hpcsched.core.model import Kind, Progress
 from hpcsched.errors import LaunchError
 from hpcsched.launch.base import Launcher, Workers
 from hpcsched.printing import printable
-from hpcsched.watchers import make_folder
 
 RECORD_PERIOD_S = 1.0
 """How often the records of running jobs are looked at for periodic checkpoints."""
@@ -139,7 +138,7 @@ class Effects:
             if told is None or not self._launcher.ready_for(told):
                 self._waiting.put_off(action)
                 return []
-            if make_folder(folder):
+            if make_job_folder(folder, lambda: self._site.checkpoints_of(job.id)):
                 told = replace(told, new=True)
             else:
                 remove_attempt_files(folder, action.attempt, held=job.id not in self._launcher.keeping())

@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcsched.contract import files
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput
-
-"""The beginning of the line that separates attempts in an output."""
+from hpcsched.ownership import make_private
+from hpcsched.watchers import PRIVATE, make_folder, mode_in
 
 TAIL_BYTES = 4096
 """The part of an output that is searched for its last line (chosen)."""
+
+
+def make_job_folder(folder: Path, checkpoints: Callable[[], Path]) -> bool:
+    """Make a job's folder; whether it was not there. In a shared run that of its checkpoints is made, too:
+    one that a program makes would be open. Raises OSError."""
+    new = make_folder(folder)
+    if new and mode_in(folder) != PRIVATE:
+        make_private(checkpoints())
+    return new
 
 
 def mark_attempt(path: Path, attempt: int, *, where: str, resumed: bool, step: int | None) -> None:

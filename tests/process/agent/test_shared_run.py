@@ -43,7 +43,8 @@ def test_inbox_keys_and_checkpoints_stay_the_users_whatever_the_umask(bench: Ben
     """Over two hosts, whose node agents need keys."""
     pytest.importorskip("torch")
     digits = job("t", trainer="hpcsched.examples.digits:Digits", args={"kind": "mlp"}, steps=3, gpus=1)
-    jobs = bench.set_of(digits, saves("a", steps=FOREVER, gpus=1))
+    own = job("own", "mkdir -p $HPCSCHED_CHECKPOINT_DIR; echo mine >$HPCSCHED_CHECKPOINT_DIR/it", gpus=1)
+    jobs = bench.set_of(own, digits, saves("a", steps=FOREVER, gpus=1))
     hosts = ["--devices", "cpu:1", "--hosts", "x,y", "--launcher", "local"]
     before = os.umask(0)
     try:
@@ -52,12 +53,13 @@ def test_inbox_keys_and_checkpoints_stay_the_users_whatever_the_umask(bench: Ben
         os.umask(before)
     bench.ready("a")
     bench.until(lambda: bench.states().get("t") == "COMPLETED", "t trained")
+    assert bench.states()["own"] == "COMPLETED"
     root: Path = bench.rundir.root
     shown = {path for path in root.rglob("*") if path.is_file() and is_open(path, root)}
     assert {bench.rundir.journal, bench.rundir.record, *root.glob("jobs/*/*.out")} <= shown
-    keys, saved = [*root.glob("join*")], [*(bench.rundir.job(1) / "checkpoint").iterdir()]
+    keys, saved = [*root.glob("join*")], [*root.glob("jobs/*/checkpoint/*")]
     inbox = [bench.rundir.inbox, *bench.rundir.inbox.rglob("*")]
-    assert len(keys) == 1 and saved and len(inbox) == 4
+    assert len(keys) == 1 and {path.parts[-3] for path in saved} >= {"1", "2"} and len(inbox) == 4
     assert [path for path in (*keys, *saved, *inbox) if is_open(path, root)] == []
     bench("cancel", "a")
     assert run.wait() == 0, run.said
