@@ -222,8 +222,8 @@ FAULTS = (
     Fault(
         "what was sent stays where it was written",
         "agent/inbox.py",
-        '        temporary.rename(rundir.inbox / "new" / name)',
-        '        os.link(temporary, rundir.inbox / "new" / name)',
+        "patiently(lambda: temporary.rename(new / name))",
+        "patiently(lambda: os.link(temporary, new / name))",
     ),
     Fault(
         "a command is waited for for ever",
