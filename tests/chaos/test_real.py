@@ -16,7 +16,7 @@ from tests.chaos.planted import Fault
 from tests.chaos.real import __main__ as real
 from tests.chaos.real.campaign import Row, play, unplayed
 from tests.chaos.real.checks import after_cancel
-from tests.chaos.real.ledgers import Line, lost, lost_by_trainer
+from tests.chaos.real.ledgers import Line, lost, lost_by_trainer, surely_whole
 from tests.chaos.real.lives import wrongly_ended
 from tests.chaos.real.planted import BUGS
 from tests.chaos.real.schedule import FLAVOURS, Schedule, drawn
@@ -48,6 +48,21 @@ def test_who_has_not_begun_has_lost_nothing_and_hides_nothing() -> None:
     lines += [Line("a", 1, 10, "step", 40, 2.5), Line("b", 2, 11, "fail", 116, 3.0)]
     lines += [Line("c", 3, 12, "begin", 30, 4.0), Line("c", 3, 12, "saved", 40, 5.0)]
     assert lost(lines) == (9, 10)
+
+
+@pytest.mark.parametrize(
+    ("rest", "whole"),
+    [
+        ([("left", 40, 2.1)], True),
+        ([("step", 41, 2.1)], False),
+        ([("step", 41, 2.1), ("step", 99, 7.0)], True),
+    ],
+)
+def test_a_file_is_whole_if_it_is_old_or_its_program_has_left_by_itself(
+    rest: list[tuple[str, int, float]], whole: bool
+) -> None:
+    saved = [Line("a", 1, 10, "begin", 0, 1.0), Line("a", 1, 10, "saved", 40, 2.0)]
+    assert surely_whole([*saved, *(Line("a", 1, 10, what, step, at) for what, step, at in rest)]) == whole
 
 
 def _trained(word: str, *steps: int, at: float = 0.0) -> list[Line]:

@@ -19,7 +19,17 @@ from hpcsched.store import journal
 from hpcsched.store.replay import replay
 
 from .jobs import RETRIES, SAME
-from .ledgers import Line, begin_of, begun_beside, lost, lost_by_trainer, parts_of, savings, widest
+from .ledgers import (
+    Line,
+    begin_of,
+    begun_beside,
+    lost,
+    lost_by_trainer,
+    parts_of,
+    savings,
+    surely_whole,
+    widest,
+)
 from .schedule import TORCH, Job
 from .world import Answer, World
 
@@ -179,7 +189,8 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
         if begin is None:
             continue
         known = savings(parts[:number])
-        if own_saves and not _quiet(world, parts[number - 1][-1].at, after[0].at):
+        last = parts[number - 1]
+        if own_saves and not (surely_whole(last) and _quiet(world, last[-1].at, after[0].at)):
             # Its newest checkpoint may be half written: the one before it is as good.
             before = {line.step for part in parts[:number] for line in part if line.what == "saved"}
             since, until = parts[number - 1][0].at, after[0].at
@@ -187,10 +198,9 @@ def _training(world: World, machine: Machine, name: str) -> Iterator[str]:
             unread = sum(" for " in what and "slow" not in what for what in happened)
             known |= {*sorted({0} | before)[-2 - unread :]}
         if begin not in known:
-            last = parts[number - 1][-1]
             yield (
                 f"{name}: attempt {after[0].attempt} began at step {begin}, saved were {sorted(known)}, "
-                f"the last line before is {last.what} {last.step}"
+                f"the last line before is {last[-1].what} {last[-1].step}"
             )
 
 
@@ -237,6 +247,8 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
         least, most = lost_by_trainer(lines, completed=completed) if trainer else lost(lines)
         if job.repeated > most:
             yield f"{name}: {job.repeated} steps are told to be repeated, {most} were lost"
+        if one.kind == "packed":  # their common process goes on with all: the agent sees one attempt
+            continue
         if not agents and not world.schedule.hosts and job.repeated < least:
             told = f"{name}: {job.repeated} steps are told to be repeated"
             yield f"{told}, {least} were lost, and no agent has died"

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 
+from hpcsched.agent.own_checkpoints import SETTLED_FILE_S, SURELY_SETTLED
+
+ALMOST_S = 0.5
+
 
 @dataclass(frozen=True)
 class Line:
@@ -49,6 +53,14 @@ def savings(parts: Sequence[Sequence[Line]]) -> set[int]:
             elif line.what == "saving":
                 found |= {line.step}
     return found
+
+
+def surely_whole(part: Sequence[Line]) -> bool:
+    """Whether the newest checkpoint of a program that saves by itself is known to be whole: it has left by
+    itself, or had written it so long before it was killed."""
+    saved = [line.at for line in part if line.what in ("saving", "saved")]
+    settled = not saved or part[-1].at - saved[-1] > SURELY_SETTLED * SETTLED_FILE_S + ALMOST_S
+    return part[-1].what == "left" or settled
 
 
 def lost(lines: Sequence[Line]) -> tuple[int, int]:
