@@ -149,12 +149,14 @@ class CheckpointStore:
 
         A keeper may be at it still, on this host or on another: of another only what is very old goes.
         """
-        for path in (*self.folder.glob(".step-*.tmp"), *self.folder.glob(".best.*.tmp")):
+        left = patiently(lambda: [*self.folder.glob(".step-*.tmp"), *self.folder.glob(".best.*.tmp")])
+        for path in left:
             if not _in_use(path):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # or the next attempt does it
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
 
     def set_aside(self, name: str) -> None:
         """Move all checkpoints into a sub-folder: a job that starts over must not mix with them."""

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from hpcsched.contract import files
 from hpcsched.errors import ConfigError, StoreError
+from hpcsched.patience import patiently
 from hpcsched.worker.checkpoint.files import CheckpointStore
 from hpcsched.worker.checkpoint.load import read_checkpoint
 from hpcsched.worker.checkpoint.shared_memory import Arena, Held
@@ -134,7 +136,8 @@ class Saves:
             return None, None
         self.store.clear_leftovers()
         if not wanted:
-            self.store.set_aside(f"before-attempt-{self.env.attempt if self.env else 0}")
+            name = f"before-attempt-{self.env.attempt if self.env else 0}"
+            patiently(partial(self.store.set_aside, name))
             if self.arena:
                 self.arena.clear()
             return None, None
@@ -192,7 +195,7 @@ class Saves:
         seen: dict[str, int] = {}
         deadline = 0.0
         while max(ours, store.newest_step() or 0) < env.from_step:
-            found = _touched(env.job_dir)
+            found = patiently(partial(_touched, env.job_dir))
             if found != seen:  # compared with what it was, not with our clock: the hosts' may differ
                 seen, deadline = found, time.monotonic() + KEEPER_WAIT_S
             if not found or time.monotonic() >= deadline:

@@ -38,9 +38,10 @@ _PROGRESS_INTERVAL_S = 0.05
 
 
 def say(message: str) -> None:
-    """Write one line to stderr; data belongs on stdout and never here."""
-    sys.stderr.write(f"hpcsched: {message}\n")
-    sys.stderr.flush()
+    """Write one line to stderr, where it can be written; data belongs on stdout and never here."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"hpcsched: {message}\n")
+        sys.stderr.flush()
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -76,5 +77,6 @@ class TrainingLog:
         training = self._context.training
         total = "" if training.total_steps is None else f"/{training.total_steps}"
         known = (f"{name} {value:.4g}" for name, value in values.items() if value is not None)
-        sys.stdout.write("  ".join([f"step {training.step}{total}", *known]) + "\n")
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # a full disk, or one that answers nothing, ends no training
+            sys.stdout.write("  ".join([f"step {training.step}{total}", *known]) + "\n")
+            sys.stdout.flush()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hpcsched.agent.node.link import HEAD_ANSWERS_WITHIN_S
-from hpcsched.core.events import EventVoided
+from hpcsched.contract.exits import SUSPENDED
+from hpcsched.core.events import EventVoided, WorkersExited
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec
+from hpcsched.patience import PASSING
 from hpcsched.policy import make_policy
 from hpcsched.store import journal
 from hpcsched.store.replay import replay
@@ -46,6 +50,12 @@ LEAVES_WITHIN_S, ENDS_WITHIN_S = 1.5, 4.0
 """How long a process may go on that was told to end: one that listens, and one that has to be killed once its
 two seconds of grace are over; with some for the machine."""
 
+_ORDERLY = ("suspend", "resume", "submit", "hold", "release", "SIGTERM", "no snapshot")
+"""What is done to a run and lets each program leave by itself."""
+
+_TOLD_TO_END = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+"""Of one that was to leave before it could save, and did not end in time: it may load its libraries."""
+
 HARMLESS = ("no snapshot", "noise in the inbox", "clock ")
 """What goes wrong and neither ends nor stops any process."""
 
@@ -62,6 +72,7 @@ def violations(world: World, weights: dict[str, float]) -> list[str]:
     found += _records(machine, page)
     found += _states(world, machine)
     found += _weights(world, page, weights)
+    found += _hiccups(world, machine)
     for name in world.ledgers():
         found += _training(world, machine, name)
     found += _counts(world, machine)
@@ -165,6 +176,20 @@ def _weights(world: World, page: dict[str, Any], weights: dict[str, float]) -> I
             got, wanted = row["metrics"].get("weights"), weights[key(job)]
             if got != wanted:
                 yield f"{job.name} ({job.kind}) ends with the weights {got}, undisturbed with {wanted}"
+
+
+def _hiccups(world: World, machine: Machine) -> Iterator[str]:
+    """No training ends as its file system answers nothing for a moment. (Their ledgers lie elsewhere.)"""
+    passing = tuple(os.strerror(number) for number in PASSING)
+    if not all(what.startswith(passing) or what in _ORDERLY for what in +world.struck):
+        return
+    trainings = {machine.run.by_name.get(job.name) for job in world.schedule.jobs if job.kind in TORCH}
+    for event, _ in journal.read(world.bench.rundir.journal):
+        if not isinstance(event, WorkersExited) or event.job_id not in trainings:
+            continue
+        if event.code not in (0, SUSPENDED, *_TOLD_TO_END):
+            name = machine.run.jobs[event.job_id].spec.name
+            yield f"{name}: attempt {event.attempt} ended with {event.code}, but for the disk all was well"
 
 
 def _training(world: World, machine: Machine, name: str) -> Iterator[str]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from .shim import AGENT, MAKE, OPEN, READ, RENAME, ROOM, SYNC, WORKER, WRITE, Rule
+from .shim import AGENT, MAKE, OPEN, READ, RENAME, ROOM, SYNC, UNLINK, WORKER, WRITE, Rule
 
 WRITING = OPEN | WRITE | SYNC | RENAME | MAKE
+ALL = READ | WRITING | UNLINK
 
 FLAVOURS = {
     "programs": 34,
@@ -266,9 +267,20 @@ _ELSE = (
 )
 _OF = {
     "programs": (*_AGENT, *_WORKERS, *_ELSE, "clock"),
-    "memory": (*3 * ("suspend and resume",), "suspend, then kill", "kill keeper", "kill worker"),
+    "memory": (*3 * ("suspend and resume",), "suspend, then kill", "kill keeper", "kill worker", "hiccup"),
     "workers": (*_WORKERS[:-1], "suspend and resume", "cancel", "no snapshot"),
-    "torch": (*_AGENT, *_WORKERS, "kill zygote", "kill keeper", "suspend and resume", "suspend and resume"),
+    "torch": (
+        *_AGENT,
+        *_WORKERS,
+        "kill zygote",
+        "kill keeper",
+        "suspend and resume",
+        "suspend and resume",
+        "hiccup",
+        "hiccup",
+        "hiccup",
+        "disk",
+    ),
     "disks": ("disk", "disk", "disk", "hiccup", "slow disk", "stale", "kill agent", "kill worker"),
     "walltime": (
         "batch",
@@ -346,18 +358,18 @@ def _fault(
         case "disk":
             number = random.choice((errno.ENOSPC, errno.ENOSPC, errno.EDQUOT, errno.EIO))
             who = random.choice((AGENT, WORKER, AGENT | WORKER, WORKER))
-            full = ROOM if number == errno.ENOSPC else 0
-            rule = Rule(WRITING | full, who, number, chance=random.choice((0.1, 1.0)))
+            more = {errno.ENOSPC: ROOM, errno.EIO: UNLINK}.get(number, 0)  # where it is full files can go
+            rule = Rule(WRITING | more, who, number, chance=random.choice((0.1, 1.0)))
             return Fault(at, kind, (rule, random.choice((0.3, 1.0, 3.0))))
         case "slow disk":
             rule = Rule(SYNC, delay_s=random.choice((0.1, 0.5)), chance=random.choice((0.3, 1.0)))
             return Fault(at, kind, (rule, random.choice((1.0, 3.0))))
         case "hiccup":
-            who = random.choice((AGENT, AGENT | WORKER))
-            rule = Rule(READ | WRITING, who, random.choice((errno.EIO, errno.ESTALE)))
+            who = random.choice((AGENT, AGENT | WORKER, WORKER))
+            rule = Rule(ALL, who, random.choice((errno.EIO, errno.ESTALE)))
             return Fault(at, kind, (rule, random.choice((0.3, 1.0, 3.0))))
         case "stale":
-            rule = Rule(READ | WRITING, random.choice((AGENT, WORKER)), errno.ESTALE, chance=0.2)
+            rule = Rule(ALL, random.choice((AGENT, WORKER)), errno.ESTALE, chance=0.2)
             return Fault(at, kind, (replace(rule, times=random.choice((1, 5))), 2.0))
         case "batch":
             return Fault(at, kind, (random.choice(("hang", "down", "garbage")), random.choice((1.0, 4.0))))

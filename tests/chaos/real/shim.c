@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OPEN = 1, WRITE = 2, SYNC = 4, RENAME = 8, READ = 16, MAKE = 32, ROOM = 64 };
+enum { OPEN = 1, WRITE = 2, SYNC = 4, RENAME = 8, READ = 16, MAKE = 32, ROOM = 64, UNLINK = 128 };
 enum { AGENT = 1, WORKER = 2 };
 
 struct rule {
@@ -192,10 +192,10 @@ int mkdir(const char *path, mode_t mode) {
 }
 
 int unlink(const char *path) {
-    NEXT(unlink); LOOK(MAKE, path_below(AT_FDCWD, path)) return next(path);
+    NEXT(unlink); LOOK(UNLINK, path_below(AT_FDCWD, path)) return next(path);
 }
 int unlinkat(int folder, const char *path, int flags) {
-    NEXT(unlinkat); LOOK(MAKE, path_below(folder, path)) return next(folder, path, flags);
+    NEXT(unlinkat); LOOK(UNLINK, path_below(folder, path)) return next(folder, path, flags);
 }
 DIR *opendir(const char *path) {
     NEXT(opendir); LOOK_OR(NULL, READ, path_below(AT_FDCWD, path)) return next(path);

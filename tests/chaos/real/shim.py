@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-OPEN, WRITE, SYNC, RENAME, READ, MAKE, ROOM = 1, 2, 4, 8, 16, 32, 64
+OPEN, WRITE, SYNC, RENAME, READ, MAKE, ROOM, UNLINK = 1, 2, 4, 8, 16, 32, 64, 128
 """Calls: opening to write, writing, making durable, renaming, reading, links and folders; no free space."""
 AGENT, WORKER = 1, 2
 

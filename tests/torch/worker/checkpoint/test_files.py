@@ -75,6 +75,8 @@ def test_a_file_system_that_answers_nothing_for_a_moment_is_waited_for(
         hiccups.fails(1, after=calls)
         assert store.newest() == path
         store.quarantine_newer(path)
+        hiccups.fails(1, after=calls)
+        store.clear_leftovers()
         hiccups.fails(0)
         assert names(store) == [path.with_suffix(".json").name, path.name]
     assert capsys.readouterr().out == ""
