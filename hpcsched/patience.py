@@ -53,12 +53,14 @@ def settle(path: Path) -> None:
 
 
 def patiently(act: Callable[[], T]) -> T:
-    """What `act` gives, once it meets no error that may pass any more. Raises OSError."""
-    until = time.monotonic() + PATIENCE_S
+    """What `act` gives, once it meets no error that may pass any more. Raises OSError, PATIENCE_S after the
+    first one at the earliest: what is done may take its time."""
+    until: float | None = None
     while True:
         try:
             return act()
         except OSError as error:
+            until = time.monotonic() + PATIENCE_S if until is None else until
             if not passes(error) or time.monotonic() > until:
                 raise
         time.sleep(AGAIN_S)

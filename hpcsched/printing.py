@@ -15,6 +15,9 @@ _OUTPUT = re.compile(f"(\x1b\\[[0-9;:]{{0,64}}m|[\b\r])|{_CHARACTERS}")
 """The same, but colours, and what progress bars need: steps back and to the beginning of a line."""
 _BEGUN = re.compile("\x1b(?:\\[[0-9;:]{0,64})?\\Z")
 
+MOST_PRINTED = 2000
+"""Characters of an error that are shown (chosen): lists of what is accepted have up to 900."""
+
 LEAST_HANGING = 30
 """Characters that a line needs beside its indent to be broken (chosen)."""
 
@@ -93,6 +96,11 @@ def shortened(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     return f"{text[: (width - 1) // 2]}~{text[len(text) - (width - 1 - (width - 1) // 2) :]}"
+
+
+def bounded(text: str, *, lines: bool = False) -> str:
+    """The same as `printable`, of a length that people read: its middle is left out."""
+    return shortened(printable(text, lines=lines), MOST_PRINTED)
 
 
 def room() -> int | None:

@@ -69,8 +69,8 @@ from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
 from hpcsched.dialects import what_was_recognised
 from hpcsched.errors import ConfigError
-from hpcsched.launch.open_files import raise_limit
 from hpcsched.launch.plans import claim_checkpoints
+from hpcsched.open_files import raise_limit
 from hpcsched.policy import make_policy
 from hpcsched.store.device_use import UseRecord
 from hpcsched.store.heads import Superseded, claim_number, give_up_number, keep_options, must_lead

@@ -11,6 +11,7 @@ from typing import Protocol
 from hpcsched.batch.base import COMMAND_TIMEOUT_S
 from hpcsched.core.exits import said_exit
 from hpcsched.errors import MOST_SHOWN, BatchError
+from hpcsched.open_files import as_it_was
 from hpcsched.printing import shortened
 
 
@@ -70,6 +71,7 @@ def run_command(
         raise BatchError(f"{argv[0]}: command not found; is the batch system on the PATH?") from None
     except OSError as error:
         raise BatchError(f"{argv[0]} cannot be started: {error.strerror}") from None
+    as_it_was(process.pid)  # sbatch hands on the limits that it has
     with process:
         try:
             out, err = process.communicate(stdin, timeout_s)

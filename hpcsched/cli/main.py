@@ -15,11 +15,8 @@ import click
 from hpcsched import __version__, config, errors
 from hpcsched.cli import examples
 from hpcsched.errors import HpcschedError
-from hpcsched.printing import printable, shortened, suggestion
+from hpcsched.printing import bounded, printable, shortened, suggestion
 from hpcsched.stability import marked
-
-MOST_SHOWN = 2000
-"""Characters of an error that are shown (chosen): lists of what is accepted have up to 900."""
 
 _GROUPS = {
     "Run": {
@@ -161,14 +158,13 @@ def main() -> None:
         if isinstance(error, click.MissingParameter):  # its choices stand in lines of their own
             text = " ".join(text.split())
         lines = all(word.isprintable() for word in sys.argv)
-        said = shortened(printable(text.rstrip("\n"), lines=lines), MOST_SHOWN)
-        click.echo(usage + mark + said, err=True)
+        click.echo(usage + mark + bounded(text.rstrip("\n"), lines=lines), err=True)
         code = error.exit_code
     except HpcschedError as error:
         if verbose:
             raise
         story = isinstance(error, errors.InvalidTransition)  # the only one that has lines on purpose
-        click.echo(f"hpcsched: {shortened(printable(str(error), lines=story), MOST_SHOWN)}", err=True)
+        click.echo(f"hpcsched: {bounded(str(error), lines=story)}", err=True)
         code = error.exit_code
     except BrokenPipeError:
         # The reader has seen enough (| head); say nothing when the interpreter flushes.

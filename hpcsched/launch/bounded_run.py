@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from hpcsched.open_files import as_it_was
+
 MAX_OUTPUT_BYTES = 2**20
 """The part of each output that is kept, from its end (chosen)."""
 
@@ -53,6 +55,7 @@ def run_bounded(
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+    as_it_was(process.pid)
     assert process.stdout and process.stderr
     with process.stdout, process.stderr:
         try:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from hpcsched.errors import LaunchError
-from hpcsched.launch.open_files import as_it_was
 from hpcsched.launch.proc import stat
+from hpcsched.open_files import as_it_was
 from hpcsched.threads import started
 
 _NICE_EVERY_S, _NICE_TRIES = 0.13, 100

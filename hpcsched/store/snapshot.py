@@ -191,7 +191,7 @@ class SnapshotWriter:
         machine = self._machine
         if machine.deadline.at is None:
             return set()
-        waiting = (machine.run.jobs[job_id] for job_id in machine.mechanism(Background).queue.walk())
+        waiting = (machine.run.jobs[job_id] for job_id in machine.mechanism(Background).queue)
         return {job.id for job in waiting if machine.deadline.too_late(job)}
 
     def _gpus(self) -> Iterable[GpuStatus]:

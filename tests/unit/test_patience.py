@@ -76,6 +76,24 @@ def test_not_where_the_answer_will_be_the_same(tmp_path: Path, hiccups: Hiccups,
     assert hiccups.left == 4
 
 
+def test_what_takes_long_is_begun_again_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, tries = 1000.0, list[float]()
+
+    def sleep(for_s: float) -> None:
+        nonlocal now
+        now += for_s
+
+    def save() -> int:
+        sleep(60.0)
+        tries.append(now)
+        if len(tries) < 2:
+            raise OSError(errno.EIO, "as its last bytes are written")
+        return len(tries)
+
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    assert patiently(save) == 2
+
+
 @pytest.mark.usefixtures("impatient")
 def test_nor_for_ever(tmp_path: Path, hiccups: Hiccups) -> None:
     hiccups.fails(ALWAYS)
@@ -411,12 +429,20 @@ def test_keys_that_cannot_be_removed_end_nobody(
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize(("error", "transient"), [(errno.EIO, True), (errno.EACCES, False)])
+@pytest.mark.parametrize(
+    ("error", "transient"),
+    [
+        (OSError(errno.EIO, "a hiccup"), True),
+        (OSError(errno.EACCES, "closed"), False),
+        (LaunchError("not now", transient=True), True),
+        (RuntimeError("can't start new thread"), False),
+    ],
+)
 def test_a_node_agent_tells_what_it_cannot_launch(
-    monkeypatch: pytest.MonkeyPatch, error: int, transient: bool
+    monkeypatch: pytest.MonkeyPatch, error: Exception, transient: bool
 ) -> None:
     def ready_for(plan: object) -> bool:
-        raise OSError(error, os.strerror(error))
+        raise error
 
     told = list[Any]()
     node = SimpleNamespace(

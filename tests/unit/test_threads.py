@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import threading
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from hpcsched.agent.abandon import abandon
 from hpcsched.agent.allocation.release import HostReleases
 from hpcsched.agent.gpu_memory import GpuMemory
-from hpcsched.agent.node.agent import NodeAgent
 from hpcsched.batch.local import Local
 from hpcsched.core import events as ev
 from hpcsched.core.model import Device
@@ -68,25 +67,6 @@ def test_what_was_not_begun_is_not_waited_for_at_the_end() -> None:
     with pytest.raises(OSError, match="can't start"):
         loader.ready(("gcc",), "job")
     loader.close()
-
-
-def test_a_node_agent_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ready_for(plan: object) -> bool:
-        threading.Thread(target=print).start()
-        return True
-
-    told = list[Any]()
-    node = SimpleNamespace(
-        left="",
-        _parts={},
-        _inventory=(),
-        _name="n",
-        _launcher=SimpleNamespace(ready_for=ready_for),
-        _head=SimpleNamespace(send=told.append),
-    )
-    monkeypatch.setattr("hpcsched.agent.node.agent.plan_from_message", lambda *_: (None, None))
-    NodeAgent._launch(cast(Any, node), cast(Any, SimpleNamespace(part=1)))
-    assert [one.part for one in told] == [1]
 
 
 def test_one_that_cannot_be_asked_keeps_nobody_from_being_saved() -> None:

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import selectors
@@ -15,7 +14,6 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -30,20 +28,18 @@ from hpcsched.agent.node import guard
 from hpcsched.agent.node.connection import HeadConnection
 from hpcsched.agent.node.held_back import End, HeldBack
 from hpcsched.agent.node.link import HeadLink
-from hpcsched.agent.node.own_host import address_towards, end_orphans, own_name, show_granted
+from hpcsched.agent.node.own_host import address_towards
 from hpcsched.agent.node.workers import PartWatcher, sweep_answers
 from hpcsched.agent.waiting_launches import TOLD_TO_END
 from hpcsched.agent.wakeup import arrived, signals_wake
 from hpcsched.contract import orders, variables
-from hpcsched.devices import Devices, open_devices
-from hpcsched.errors import BadInput, ConfigError
+from hpcsched.devices import Devices
+from hpcsched.errors import BadInput
 from hpcsched.launch.local import LocalLauncher
-from hpcsched.launch.open_files import raise_limit
 from hpcsched.launch.orphans import end_processes, find_orphans
 from hpcsched.launch.proc import stat
 from hpcsched.launch.remote import protocol
-from hpcsched.launch.remote.channel import MessageChannel
-from hpcsched.launch.remote.keys import Join, read_join
+from hpcsched.launch.remote.keys import Join
 from hpcsched.launch.remote.workers import plan_from_message
 from hpcsched.printing import printable
 
@@ -418,36 +414,3 @@ def say(line: str) -> None:
     with contextlib.suppress(OSError):
         sys.stderr.write(f"hpcsched node agent: {printable(line)}\n")
         sys.stderr.flush()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Join the run of the given join file and serve it to its end."""
-    parser = argparse.ArgumentParser(prog="hpcsched.agent.node", description="A run's agent on one host.")
-    parser.add_argument("--join", type=Path, required=True, metavar="FILE", help="written by the head agent")
-    parser.add_argument("--name", help="this host's name in the run; default: as the batch system calls it")
-    options = parser.parse_args(arguments)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):  # until they are listened to they would only end us
-        signal.signal(number, signal.SIG_IGN)
-    try:
-        join = read_join(options.join)
-        name = own_name(join, options.name, os.environ, socket.gethostname())
-        watch = guard.Guard(join.run_id, guard.mark(join.life, name))
-        with contextlib.ExitStack() as stack:
-            connection = HeadConnection(join, name)
-            stack.callback(connection.close)
-            end_orphans(join, lambda: connection.send(MessageChannel().unnumbered(protocol.Coming(name))))
-            show_granted(join, name, os.environ)
-            devices = open_devices(join.devices, name, cpus=join.cpus.get(name))
-            stack.callback(devices.close)
-            raise_limit()
-            node = NodeAgent(join, options.join.parent, name, devices, connection)
-            try:
-                node.run()
-            finally:
-                if not node.close():
-                    stack.pop_all()  # a driver that hangs would hang us too
-        watch.dismiss()
-    except ConfigError as error:
-        say(str(error))
-        return error.exit_code
-    return 0

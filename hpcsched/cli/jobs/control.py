@@ -31,7 +31,6 @@ from hpcsched.cli.jobs import without_agent
 from hpcsched.cli.jobs.directives import WithDirectives
 from hpcsched.cli.jobs.given_jobs import check_programs, exported, of_command, sweep_options
 from hpcsched.cli.jobs.key_options import key_options, naming_the_option
-from hpcsched.cli.main import MOST_SHOWN
 from hpcsched.cli.run.environments import check_here, environment_options, filled_in, was_said
 from hpcsched.client import waiting
 from hpcsched.client.requests import ask, leave, names_in, wait_for, what_begins
@@ -39,7 +38,7 @@ from hpcsched.core.model import JobState, PythonEnvironment
 from hpcsched.dialects import what_was_recognised
 from hpcsched.durations import clock
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun
-from hpcsched.printing import printable, shortened, spans
+from hpcsched.printing import bounded, spans
 from hpcsched.store.run_folders import go_on
 from hpcsched.store.rundir import RunDir, agent_works
 from hpcsched.store.status import Status, age_s, read_status
@@ -304,8 +303,7 @@ def submit(
     if not living and command.jobs:
         say(f"hpcsched: no agent in {rundir.root}; the next `{what_begins(rundir)}` takes them", err=True)
     for doubt in doubts:
-        doubt = shortened(printable(doubt), MOST_SHOWN)
-        say(f"hpcsched: submitted all the same: {doubt} (on this host, with this PATH)", err=True)
+        say(f"hpcsched: submitted all the same: {bounded(doubt)} (on this host, with this PATH)", err=True)
     for line in what_was_recognised(jobs):
         say(f"hpcsched: {line}", err=True)
     outcomes = answer.outcomes or [""] * len(jobs)

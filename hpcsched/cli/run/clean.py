@@ -14,9 +14,8 @@ import click
 
 from hpcsched.cli.common import json_option, plural, say, say_json, seconds
 from hpcsched.cli.jobs.columns import aligned
-from hpcsched.cli.main import MOST_SHOWN
 from hpcsched.errors import HpcschedError
-from hpcsched.printing import printable, said_bytes, shortened
+from hpcsched.printing import bounded, said_bytes
 from hpcsched.store import registry, run_folders
 from hpcsched.store.rundir import RunDir
 
@@ -176,7 +175,7 @@ def _show(runs: Sequence[LeftRun], left_alone: Sequence[str], what: What) -> Non
             named = ", ".join(_short(path) for path in run.foreign[:NAMED])
             say(f"hpcsched: not made by hpcsched, and stays: {named}{more}", err=True)
     for line in left_alone:
-        say(f"hpcsched: left alone: {shortened(printable(line), MOST_SHOWN)}", err=True)
+        say(f"hpcsched: left alone: {bounded(line)}", err=True)
 
 
 def _short(path: Path) -> str:

@@ -56,6 +56,10 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._tickets)
 
+    def __iter__(self) -> Iterator[int]:
+        """Those that wait, in no order; `walk` has them in theirs."""
+        return iter(self._tickets)
+
     def __contains__(self, job_id: int) -> bool:
         return job_id in self._tickets
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import resource
+import subprocess
+import sys
 
 from livebench import Bench, job
 
@@ -60,3 +62,21 @@ def test_an_agent_may_open_all_the_files_it_can_and_programs_as_many_as_before(b
     assert agent.wait() == 0, agent.said
     programs, agents = bench("logs", "shows").stdout.splitlines()
     assert programs == "300" and int(agents.split()[3]) == min(hard, 2**16)
+
+
+def test_what_a_batch_system_is_asked_with_has_the_limit_of_before() -> None:
+    """`sbatch` hands its limits on to the job that it submits."""
+    program = """
+import os, resource
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, hard))
+from hpcsched.batch.command import run_command
+from hpcsched.launch.bounded_run import run_bounded
+from hpcsched.open_files import raise_limit
+raise_limit()
+assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 300
+asks = ["sh", "-c", "sleep 0.1; ulimit -n"]
+print(run_command(asks, environ=os.environ).out, run_bounded(asks, environ=os.environ, within_s=60)[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["300", "b'300\\n'"], done.stderr

@@ -73,6 +73,7 @@ def test_plain_names_come_back(names: list[str]) -> None:
     assert expand(",".join(names)) == tuple(names)
 
 
+@pytest.mark.long
 @given(NAMES, st.integers(0, 5000), st.integers(0, 60), st.integers(1, 5), st.sampled_from(["", "-ib", "x"]))
 def test_ranges(name: str, low: int, more: int, width: int, suffix: str) -> None:
     start = str(low).zfill(width)

@@ -93,6 +93,7 @@ ordered = st.one_of(
 )
 
 
+@pytest.mark.long
 @given(states | words | lines | requests)
 def test_what_a_program_says_is_heard_as_it_was(message: Any) -> None:
     assert type(message).decode(message.encode()) == message

@@ -174,6 +174,7 @@ def test_what_cannot_be_is_refused_in_one_line(words: tuple[object, ...], says: 
     assert says in refused(*words)
 
 
+@pytest.mark.long
 def test_charts_of_several_policies_share_a_file(place: Path) -> None:
     shown(*SET, "--policy", ",".join(CHOSEN), "--gantt", "g.svg")
     text = (place / "g.svg").read_text()

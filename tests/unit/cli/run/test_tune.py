@@ -101,6 +101,7 @@ def test_the_table_has_the_best_trials_first_and_what_was_chosen():
     assert "kind=" not in "".join(lines), "the same for all: not told"
 
 
+@pytest.mark.long
 def test_the_picture_has_every_training_and_the_best(tmp_path):
     search = parse_search(SEARCH, where="search.toml")
     source = Tuning(search)

@@ -163,6 +163,7 @@ class Beside(RuleBasedStateMachine):
         self.shared.tell(ev.TimerFired, key=("lanes", 0, 0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", OPTIONS)
 def test_the_foreground_fares_as_if_there_were_no_background(policy):
     case = type(f"Beside_{policy}", (Beside,), {"policy": policy})

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hpcsched.agent.node.agent import main
+from hpcsched.agent.node.__main__ import main
 from hpcsched.agent.node.own_host import address_towards, own_name, show_granted
 from hpcsched.contract.orders import Resize, encode
 from hpcsched.core.model import Device
