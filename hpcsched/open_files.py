@@ -20,7 +20,11 @@ def raise_limit() -> None:
 
 
 def as_it_was(pid: int) -> None:
-    """Give a process that was just started the limit that this one began with."""
+    """Give a process that was just started the limit that this one began with.
+
+    Its program may have begun by then, and see for a moment that it might open more. Our own limit is not
+    lowered for the start instead: other threads open files meanwhile.
+    """
     if resource.getrlimit(resource.RLIMIT_NOFILE) != _BEGAN_WITH:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _BEGAN_WITH)
