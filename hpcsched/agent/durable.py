@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from math import inf
 
 from hpcsched.agent.clock import RunClock
 from hpcsched.agent.effects import Effects
@@ -31,11 +32,15 @@ class Durability:
         if not self._effects.keeping():
             return True
         if self._by is None:
-            self._by = time.monotonic() + WITHIN_S
-        late = time.monotonic() > self._by or self._clock.now() > self._machine.deadline.leave_by
+            self._by = self._in(WITHIN_S)
+        late = self._clock.now() > min(self._by, self._machine.deadline.leave_by)
         if late:
             self._tell("leaving before all states were on disk: those jobs go on from older checkpoints")
         return late
+
+    def _in(self, seconds: float) -> float:
+        """When that will be, on the run's clock: it stands still while all is stopped."""
+        return self._clock.now() + seconds * self._clock.speed
 
     def put_off(self) -> None:
         """There is something else to be done."""
@@ -53,8 +58,8 @@ class Durability:
             assert self._by is not None
             signals = arrived()
             if signal.SIGINT in signals:
-                self._by = 0.0
+                self._by = -inf
             elif signal.SIGTERM in signals or signal.SIGHUP in signals:
-                self._by = min(self._by, time.monotonic() + TOLD_TO_END_S)
+                self._by = min(self._by, self._in(TOLD_TO_END_S))
             between()
             time.sleep(0.05)

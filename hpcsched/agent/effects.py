@@ -369,6 +369,8 @@ class Effects:
                 ranks = attempt.rendezvous.ranks
                 yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=NOT_MET_AFTER_S, met=met)
             yield from self._seen_of(attempt, now)
+            if attempt.meter and attempt.meter.new_repeats():
+                yield ev.ProgressObserved(at=now, progress=self.progress())
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)
             if attempt.meter and (usage := attempt.meter.new_usage(attempt.attempt)):
@@ -407,8 +409,11 @@ class Effects:
                 attempt=attempt.attempt,
                 step=attempt.meter.last.step,
                 rate=attempt.meter.rate,
-                done_s=self._done_s(attempt.meter.last.t) if attempt.measured else None,
+                done_s=self._at(attempt.meter.last.t)
+                if attempt.measured and not attempt.meter.repeats
+                else None,
                 total=attempt.meter.last.total,
+                again=attempt.meter.again,
             )
             for attempt in self._attempts.values()
             if attempt.meter and attempt.meter.last
@@ -423,8 +428,8 @@ class Effects:
         lines = {attempt.job_id: attempt.meter.last for attempt in self._attempts.values() if attempt.meter}
         return {job_id: line.batching for job_id, line in lines.items() if line and line.batching}
 
-    def _done_s(self, wall: float) -> float:
-        """When a step was done that a program reported for a Unix time: it may say anything."""
+    def _at(self, wall: float) -> float:
+        """The run's clock at a Unix time that a program told: it may say anything."""
         return max(0.0, min(self._clock.now(), self._clock.at_wall(wall)))
 
     def wait_s(self) -> float:

@@ -60,6 +60,7 @@ def exited(
         attempt=attempt.attempt,
         code=code,
         step=max(seen, default=None),
+        again=attempt.meter.again if attempt.meter else 0,
         saved_step=saved,
         detail=(blamed or printable(last_line(attempt.output))) if failed else "",
         metrics=record.metrics if record and code == 0 else {},

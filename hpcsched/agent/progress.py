@@ -8,7 +8,7 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
-from hpcsched.contract.codec import LINE_BYTES
+from hpcsched.contract.codec import LINE_BYTES, MOST_STEPS
 from hpcsched.contract.progress import Line, Scaling, Usage
 from hpcsched.dialects import Report
 from hpcsched.errors import BadInput
@@ -31,7 +31,8 @@ class ProgressMeter:
 
     The first step reported only starts the clock, when it is last reported: what came before it
     (start-up, the first slow step) is no throughput. `speed` is how many times faster than real time
-    the run's clock goes.
+    the run's clock goes. `again` is the number of steps that the attempt has done, or will do, once more as
+    its program went back; `last` is how far it is.
     """
 
     def __init__(self, descriptor: int, *, speed: float = 1.0) -> None:
@@ -43,6 +44,8 @@ class ProgressMeter:
         self._usage: Usage | None = None
         self._usage_told: Usage | None = None
         self._reports = False
+        self._farthest = 0
+        self.again = self._again_told = 0
         self.last: Line | None = None
 
     def read(self) -> bool:
@@ -72,16 +75,31 @@ class ProgressMeter:
             self._take(Line(step=report[0], t=report[1]))
 
     def restart(self) -> None:
-        """Forget what was measured: the program goes on at another speed."""
-        self._first = None
+        """Forget what was measured: the program goes on at another speed, as another attempt."""
+        self._first, self.again, self._again_told = None, 0, 0
 
     def _take(self, line: Line) -> None:
-        if not (self.last.step if self.last else 0) <= line.step:
+        done = self.last.step if self.last else 0
+        if line.resumed:
+            self.again = min(self.again + max(0, done - line.step), MOST_STEPS)
+            self._first, self.last = None, line
+            return
+        if not done <= line.step:
             return
         if self._first is None or line.step == self._first.step:
             self._first = line
-        self.last = line
+        self.last, self._farthest = line, max(self._farthest, line.step)
         self._usage = line.usage or self._usage
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it does steps that the attempt had done before."""
+        return self.last is not None and self.last.step < self._farthest
+
+    def new_repeats(self) -> bool:
+        """Whether it went back since this was last asked."""
+        told, self._again_told = self._again_told, self.again
+        return told != self.again
 
     def new_scaling(self) -> Scaling | None:
         """The program's newest forecast for its next epoch; None if it is not new, or not valid."""

@@ -206,7 +206,7 @@ def saved_steps(
     """
     steps: dict[int, int] = {}
     for job in machine.run.jobs.left():
-        if not job.state.active and not (job.state is JobState.SUSPENDED and job.saved_step):
+        if not job.state.active and job.state is not JobState.SUSPENDED:
             continue
         if job.saves_by_itself:
             anew = job.traits.anew and not is_aside(rundir.job(job.id), job.attempt)

@@ -117,7 +117,8 @@ class Line:
     """`step` steps done in all at Unix time `t` (seconds), of `total`; `loss` if the program tells it.
 
     `batching` is how a global batch is computed that changes, `scaling` the newest expectation, `usage` what
-    its processes use of CPU cores.
+    its processes use of CPU cores. `resumed`: nothing is done yet, `step` is where the program goes on from
+    in the middle of an attempt, and does once more what that has done after it.
     """
 
     step: int
@@ -127,6 +128,7 @@ class Line:
     scaling: Scaling | None = None
     usage: Usage | None = None
     total: int | None = None
+    resumed: bool = False
 
     def encode(self) -> bytes:
         """The line, with its end."""
@@ -137,6 +139,8 @@ class Line:
         for key, part in (("batching", self.batching), ("scaling", self.scaling), ("usage", self.usage)):
             if part is not None:
                 table[key] = part.table()
+        if self.resumed:
+            table["resumed"] = True
         return codec.line(table)
 
     @classmethod
@@ -151,6 +155,7 @@ class Line:
             codec.part(table, "scaling", Scaling.of, None),
             codec.part(table, "usage", Usage.of, None),
             codec.step(table, "total", None),
+            codec.flag(table, "resumed", False),
         )
 
 

@@ -284,7 +284,8 @@ class Progress:
     """How far an attempt is: `step` steps done in all, of `total` if its program says so, and its measured
     steps per second (or None).
 
-    `done_s` is when that step was done, in seconds of the run's clock (None: not known).
+    `done_s` is when that step was done, in seconds of the run's clock (None: not known). `again` is the
+    number of steps for which the attempt has gone back so far.
     """
 
     job_id: int
@@ -293,6 +294,7 @@ class Progress:
     rate: float | None = None
     done_s: float | None = None
     total: int | None = None
+    again: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -303,7 +305,8 @@ class Attempt:
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
     asked to save as its devices were wanted. `guests` are the ids of the jobs that have come to share its
-    devices, in the background or beside it, at any time in it.
+    devices, in the background or beside it, at any time in it. `again` is the number of steps for which it
+    went back to a checkpoint by itself.
 
     A job on CPU cores has `SeatedAttempt`s.
     """
@@ -323,6 +326,7 @@ class Attempt:
     launch_s: float | None = None
     stopped_s: float | None = None
     guests: tuple[int, ...] = ()
+    again: int = 0
 
     seats: ClassVar[tuple[Seat, ...]] = ()
     why: ClassVar[Reason | None] = None

@@ -21,6 +21,7 @@ from hpcsched.core.mechanisms.background.mechanism import Background
 from hpcsched.core.mechanisms.cpu.mechanism import Cpu
 from hpcsched.core.model import Device, Ended, JobState, Progress
 from hpcsched.core.nouns import SLOT
+from hpcsched.core.plan import Plan
 from hpcsched.core.saving import how_suspended
 from hpcsched.core.states import ENDS
 from hpcsched.core.transitions.hosts import Joined
@@ -80,6 +81,8 @@ class SnapshotWriter:
         self._head: int | None = None
         self._late: set[int] = set()
         self._draining = False
+        self._plan: tuple[Plan | None, int] = None, 0
+        """The plan and the number of free GPUs that rows were last written by."""
         self._encoder = msgspec.json.Encoder()
         self._spare = SpareFile(rundir.status)
         self._mode = mode_in(rundir.root)
@@ -172,6 +175,10 @@ class SnapshotWriter:
         late = self._late_background()
         changed |= late ^ self._late
         self._late = late
+        if (plan := (machine.run.plan, len(machine.ledger.free))) != self._plan:
+            ids = _may_start(*self._plan) | _may_start(*plan)
+            changed |= {i for i in ids if not machine.run.jobs[i].state.final}
+            self._plan = plan
         if machine.deadline.draining != self._draining:  # what all that wait are waiting for
             changed |= {job.id for job in machine.run.jobs.values() if not job.state.final}
             self._draining = machine.deadline.draining
@@ -335,3 +342,8 @@ def name_successor(rundir: RunDir, job_id: str) -> None:
 def elapsed_s(job: Job, now: float) -> float:
     """Seconds the job has had GPUs, or CPU cores."""
     return sum((now if a.end_s is None else a.end_s) - a.start_s for a in job.attempts)
+
+
+def _may_start(plan: Plan | None, free: int) -> set[int]:
+    """The jobs that a plan may keep from starting on free GPUs: their reason tells how many those are."""
+    return set(plan.order) if plan is not None and plan.rule != "marble" and free else set()

@@ -224,9 +224,11 @@ class Driver:
         net = (full, *(0.0 for _ in seats[1:]))
         return self.tell(ev.UsageMeasured, job, rate=rate, cpu=cpu, net=net, samples=30, stable=True, **rest)
 
-    def reports(self, job: int | str, step: int, rate: float | None = None) -> list[Action]:
+    def reports(
+        self, job: int | str, step: int, rate: float | None = None, *, again: int = 0
+    ) -> list[Action]:
         about = self.job(job)
-        news = Progress(job_id=about.id, attempt=about.attempt, step=step, rate=rate)
+        news = Progress(job_id=about.id, attempt=about.attempt, step=step, rate=rate, again=again)
         return self.tell(ev.ProgressObserved, progress=(news,))
 
     def trains(self, job: int | str, rate: float, seconds: float = 40.0) -> list[Action]:

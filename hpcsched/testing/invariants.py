@@ -88,7 +88,7 @@ def check(machine: Machine) -> None:
             assert not job.resizing, f"job {job.id} is {job.state} and is resized"
             assert all(a.end_s is not None for a in job.attempts), f"job {job.id}: an attempt never ended"
         if job.state is JobState.COMPLETED and job.reports and job.spec.steps is not None:
-            done = sum((a.to_step or 0) - a.from_step for a in job.attempts)
+            done = sum((a.to_step or 0) - a.from_step + a.again for a in job.attempts)
             assert done == job.step + job.repeated, f"job {job.id}: {done} steps done, {job.step} counted"
         for before, after in pairwise(job.attempts):
             assert after.number == before.number + 1, f"job {job.id}: attempt {before.number} has no next"

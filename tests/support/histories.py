@@ -257,12 +257,16 @@ class AnythingGoes(_Run):
         off=attempts_off,
         rate=st.sampled_from([None, 0.0, 2.5]),
         ago_s=st.sampled_from([None, 0.0, 0.5, 1e308]),
+        back=st.sampled_from([0, 0, 15]),
     )
-    def reports(self, number, steps, off, rate, ago_s):
+    def reports(self, number, steps, off, rate, ago_s, back):
         job = self.driver.job(self.pick_active(number))
         done_s = None if ago_s is None else self.driver.now - ago_s
+        again, step = job.current.again, job.step + steps
+        if back:  # the step it had reached before may never have been heard of
+            again, step, done_s = again + min(back, step), max(0, step - back), None
         news = Progress(
-            job_id=job.id, attempt=job.attempt + off, step=job.step + steps, rate=rate, done_s=done_s
+            job_id=job.id, attempt=job.attempt + off, step=step, rate=rate, done_s=done_s, again=again
         )
         self.driver.handle(ev.ProgressObserved(at=self.driver.now, progress=(news,)))
 

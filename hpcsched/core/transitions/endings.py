@@ -64,12 +64,21 @@ class Endings:
 
     def fell_back(self, job: Job, step: int) -> None:
         """Note that the attempt took an older checkpoint than the one it was to go on from."""
-        if job.current.in_place:
-            return  # it has not restarted: the checkpoint is one that was begun before
+        if job.current.in_place or job.current.again:
+            return  # the checkpoint is one that was begun before, or it has said itself where it went on from
         expected = job.current.from_step
         self._out.note(job, _fell_back(job, expected, step))
         job.has(repeated=job.repeated + expected - step)
         job.current.from_step = job.step = step
+
+    def went_back(self, job: Job, again: int, step: int) -> None:
+        """Note that the attempt has gone back for `again` steps so far, and has now done `step` steps."""
+        if (more := again - job.current.again) > 0:
+            job.current.again = again
+            job.has(repeated=job.repeated + more)
+            job.step = step
+            if job.saved_step is not None and step < job.saved_step:
+                job.saved_step = step or None  # what was newer is not there, or cannot be read
 
     def never_on_disk(self, job: Job, step: int) -> None:
         """Note that what a suspended job had left in memory is gone: an earlier checkpoint (0: none) is its

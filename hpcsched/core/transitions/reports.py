@@ -59,6 +59,7 @@ class Reports:
                 continue
             if seen.step != job.step:
                 self._run.touch(job.id)
+            self._endings.went_back(job, seen.again, seen.step)
             job.step, job.reports = max(job.step, seen.step), True
             if job.saves_by_itself:
                 job.was_seen(seen.step, event.at if seen.done_s is None else seen.done_s)
@@ -211,6 +212,7 @@ class Reports:
         if job is None:
             return
         if event.step is not None:
+            self._endings.went_back(job, event.again, event.step)
             job.step, job.reports = max(job.step, event.step), True
         if event.metrics:
             job.metrics = event.metrics

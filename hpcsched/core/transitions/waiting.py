@@ -157,6 +157,7 @@ class Waiting:
 
     def wait_for(self, job: Job, other: Job) -> None:
         """Have a job wait for this one to complete; its `unmet` counts it already."""
+        self._run.touch(job.id)
         self.dependents.setdefault(other.id, []).append(job.id)
 
     def wait_no_more(self, job: Job) -> None:

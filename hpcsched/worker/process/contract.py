@@ -140,6 +140,12 @@ class JobEnv:
     seats: tuple[Seat, ...] = ()
     launched: bool = False
 
+    @property
+    def resumes_midway(self) -> bool:
+        """Whether an attempt that had begun goes on from its newest checkpoint: the agent always says which
+        one it expects."""
+        return self.resume and self.from_step is None
+
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> JobEnv | None:
         """Read it; None when this process was not started by hpcsched.
@@ -349,6 +355,11 @@ class ProgressWriter:
             except OSError:
                 self._descriptor = None
 
+    def resumed(self, step: int) -> None:
+        """Write that the training goes on from `step` once more, in the middle of an attempt."""
+        if self._descriptor is not None:
+            self._write(Line(step, time.time(), resumed=True).encode())
+
     def report(
         self,
         step: int,
@@ -371,6 +382,10 @@ class ProgressWriter:
         data = line.encode()
         if len(data) > select.PIPE_BUF:  # what is about hundreds of ranks
             data = Line(line.step, line.t, total=total).encode()
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        assert self._descriptor is not None
         try:
             # A pipe takes the whole line or nothing of it.
             os.write(self._descriptor, data)

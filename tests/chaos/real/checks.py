@@ -272,8 +272,6 @@ def _counts(world: World, machine: Machine) -> Iterator[str]:
         least, most = lost_by_trainer(lines, completed=completed) if trainer else lost(lines)
         if job.repeated > most:
             yield f"{name}: {job.repeated} steps are told to be repeated, {most} were lost"
-        if one.kind == "packed":  # their common process goes on with all: the agent sees one attempt
-            continue
         if not agents and not world.schedule.hosts and job.repeated < least:
             told = f"{name}: {job.repeated} steps are told to be repeated"
             yield f"{told}, {least} were lost, and no agent has died"

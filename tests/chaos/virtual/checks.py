@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from hpcsched.core.jobs import Job
 from hpcsched.core.machine import Machine
+from hpcsched.core.mechanisms.background.mechanism import PATIENCE
 from hpcsched.core.model import JobState
 from hpcsched.core.reasons import Why
 from hpcsched.policy import make_policy
@@ -29,6 +30,7 @@ NEVER = float("inf")
 
 def violations(world: World, machine: Machine) -> list[str]:
     """What is wrong, each in a line; empty if nothing is."""
+    world.looks_for_answers()  # the last agent may have given some as it ended
     found = [
         *_states(world, machine),
         *_trainings(world),
@@ -168,10 +170,12 @@ def _obeyed(world: World, job: Job, sent: Sent) -> Iterator[str]:
                 yield f"{name}: began {at - sent.answered:.2f} s after the answer to `{verb}`"
     if verb == "cancel" and until == NEVER and job.state is not JobState.CANCELLED:
         ended = max(world.ledger.finished[name], default=NEVER)
-        late = ended > sent.answered + LEAVES_WITHIN_S and world.undisturbed(sent.answered, ended)
+        within_s = LEAVES_WITHIN_S * (PATIENCE if job.spec.background else 1)
+        late = ended > sent.answered + within_s and world.undisturbed(sent.answered, ended)
         if job.state is not JobState.COMPLETED or late:
             yield f"the cancel of {name} was acknowledged, and it is {job.state}"
-    if verb == "retry" and until == NEVER and not any(at > sent.at for at in launched):
+    in_vain = job.reason is not None and job.reason.why is Why.DEPENDENCY_NEVER_SATISFIED
+    if verb == "retry" and until == NEVER and not in_vain and not any(at > sent.at for at in launched):
         yield f"the retry of {name} was acknowledged, and it has not begun again"
 
 

@@ -216,11 +216,24 @@ class Program:
             self._from = self._saved_step()
         elif (state := recorded(self.folder)) is not None:
             raise AssertionError(f"job {self.job}: attempt {self.attempt} starts anew beside {state}")
+        self._trains()
+        if self._habits.back_s is not None:
+            self._in(self._habits.back_s, self._goes_back)
+
+    def _trains(self) -> None:
         on_disk = state.step if (state := recorded(self.folder)) else 0
         now, begin = self._clock.monotonic, self._from
         self.account = Trained(self.job, self.attempt, now, begin, begin, saved=on_disk, held=begin)
         self._ledger.add(self.account)
         self._goes_on(Ready(in_place=self._habits.in_place, parallel=True))
+
+    def _goes_back(self) -> None:
+        """What trains is killed, and another one goes on from the newest checkpoint."""
+        self._stops()
+        self._from = state.step if (state := recorded(self.folder)) else 0
+        with suppress(OSError):
+            os.write(self._pipe, Line(step=self._from, t=self._clock.wall, resumed=True).encode())
+        self._trains()
 
     def _saved_step(self) -> int:
         state = recorded(self.folder)

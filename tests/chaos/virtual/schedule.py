@@ -26,7 +26,8 @@ class Habits:
     `rate`: steps a second on one GPU. `deaf`: it neither saves nor ends when it is asked to. `fails_at`: the
     step at which it fails, so many `times`. `in_place`: ranks can come and go. `saves`: whether it saves what
     it has when it is asked to leave. `keeps_s`: a quick suspend leaves its state in memory, and it is on disk
-    so much later; None: it does not know quick ones.
+    so much later; None: it does not know quick ones. `back_s`: when it has trained for so long, what
+    trains is killed, and it goes on from the newest checkpoint, once in an attempt, as jobs of a pack do.
     """
 
     rate: float = 10.0
@@ -39,6 +40,7 @@ class Habits:
     in_place: bool = False
     saves: bool = True
     keeps_s: float | None = None
+    back_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,8 @@ def _job(name: str, random: Random, gpus: int, earlier: Sequence[str]) -> JobSpe
 
 
 def _habits(random: Random, spec: JobSpec) -> Habits:
-    fails = random.random() < 0.2
-    return Habits(
+    fails, goes_back = random.random() < 0.2, random.random() < 0.15
+    habits = Habits(
         rate=random.choice((5.0, 10.0)),
         start_s=random.choice((0.0, 0.2, 1.0)),
         suspend_s=random.choice((0.0, 0.1, 1.0, 3.0)),
@@ -222,6 +224,8 @@ def _habits(random: Random, spec: JobSpec) -> Habits:
         saves=random.random() < 0.9,
         keeps_s=random.choice((None, 0.5, 5.0)) if spec.kind is Kind.TRAINER else None,
     )
+    back_s = random.choice((0.7, 3.0, 7.0)) if goes_back and not habits.in_place else None
+    return replace(habits, back_s=back_s)
 
 
 def _fault(random: Random, names: list[str], gpus: int, when: list[float]) -> Doing:

@@ -167,7 +167,7 @@ class World:
 
     def _do(self, doing: Doing) -> None:
         self.said.append(f"{self.clock.monotonic - 1000:.3f}: {doing.kind} {doing.args}")
-        self._looks_for_answers()  # as a jump of the clock makes the agent forget old ones
+        self.looks_for_answers()  # as a jump of the clock makes the agent forget old ones
         match doing.kind, doing.args:
             case "submit", (name,):
                 self._send(Command(command="submit", jobs=[self.schedule.later[name]]))
@@ -283,10 +283,10 @@ class World:
             sent.due = self.clock.monotonic
 
     def _looks_again(self) -> None:
-        self._looks_for_answers()
+        self.looks_for_answers()
         self.clock.after(LOOKS_EVERY_S, self._looks_again)
 
-    def _looks_for_answers(self) -> None:
+    def looks_for_answers(self) -> None:
         for name, sent in self.sent.items():
             if sent.answer is None:
                 with suppress(OSError):
@@ -298,7 +298,7 @@ class World:
     def begins(self) -> None:
         """A batch job begins: an allocation with its own time limit."""
         self.lives += 1
-        self._looks_for_answers()  # who waits for one sees it before it is removed
+        self.looks_for_answers()  # who waits for one sees it before it is removed
         self._began, self._stopped_before_s = self.clock.monotonic, self.stopped_s
         self._disturbs()
         limit_s = None if self.calm else self.schedule.time_limit_s

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -139,6 +141,12 @@ def test_one_that_fails_and_one_whose_agent_is_killed(bench: Bench) -> None:
     bench.until(lambda: bench.states().get("bad") == "FAILED", "failed")
     assert "as was wished" in bench.output(2)
     bench.until(lambda: (bench.job("good").get("step") or 0) > 3, "some steps")
+    assert bench.replayed()[0].run.jobs[1].repeated == 0
+    log = (bench.dir / "packs" / "0.log").read_text().splitlines()
+    (host,) = (int(line.split()[2]) for line in log if line.endswith("is here for a pack"))
+    os.kill(host, signal.SIGKILL)
+    bench.until(lambda: bench.replayed()[0].run.jobs[1].repeated > 3, "from its newest checkpoint, in place")
+    assert bench.replayed()[0].run.jobs[1].attempt == 1
     agent.kill()
     agent.wait()
     bench.until(lambda: not bench.live_workers(), "the pack's process ends with its agent", 40.0)

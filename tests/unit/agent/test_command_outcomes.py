@@ -91,6 +91,21 @@ def test_nobody_waits_for_what_a_job_that_is_over_has_left_in_memory(
     assert (rundir.job(1) / "held.1").exists() == left
 
 
+def test_nobody_waits_for_what_a_job_that_was_suspended_before_its_first_step_has_left_in_memory(
+    tmp_path: Path,
+) -> None:
+    driver = Driver(PROGRAM)
+    driver.runs("x")
+    driver.suspend("x")
+    driver.exits("x", 75, 0, 0, held=True)
+    assert driver.states() == ["SUSPENDED"]
+    rundir = RunDir(tmp_path)
+    rundir.job(1).mkdir(parents=True)
+    (rundir.job(1) / "held.1").touch()
+    assert saved_steps(rundir, driver.machine, alone=True) == {}
+    assert not (rundir.job(1) / "held.1").exists()
+
+
 def test_a_suspend_of_a_program_that_saves_by_itself_is_taken_and_says_what_it_costs() -> None:
     driver = Driver(replace(PROGRAM, restart=Restart()))
     assert asked(driver, "suspend", 1)[1].outcomes == [

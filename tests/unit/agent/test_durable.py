@@ -24,7 +24,8 @@ class Wait:
         until = self.now + takes_s
         machine: Any = SimpleNamespace(deadline=SimpleNamespace(leave_by=leave_by))
         effects: Any = SimpleNamespace(keeping=lambda: {1} if self.now < until else set())
-        self.durability = Durability(effects, machine, RunClock(), self.said.append)
+        self.clock = RunClock()
+        self.durability = Durability(effects, machine, self.clock, self.said.append)
 
     def _sleep(self, _: float) -> None:
         self.now += 1.0
@@ -78,3 +79,12 @@ def test_its_time_begins_anew_after_something_else_was_to_be_done(monkeypatch):
     assert not wait.durability.done()
     wait.now += durable.WITHIN_S
     assert wait.durability.done()
+
+
+def test_a_time_in_which_all_was_stopped_is_no_wait(monkeypatch):
+    wait = Wait(monkeypatch, takes_s=2 * durable.WITHIN_S)
+    assert not wait.durability.done()
+    wait.now += 1.5 * durable.WITHIN_S
+    wait.clock.skip(1.5 * durable.WITHIN_S)
+    assert not wait.durability.done()
+    assert wait.said == []

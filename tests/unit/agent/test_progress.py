@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from hpcsched.agent.progress import ProgressMeter
+from hpcsched.contract.codec import MOST_STEPS
+from hpcsched.contract.progress import Line
 
 
 @pytest.fixture
@@ -37,3 +39,33 @@ def test_lines_that_are_no_report_do_not_count_as_one(ends: tuple[int, int]) -> 
     assert meter.read()
     meter.seen((5, 1.0))
     assert meter.last is not None and meter.last.step == 5
+
+
+def test_a_program_that_goes_back_says_so_and_is_believed(ends: tuple[int, int]) -> None:
+    meter = ProgressMeter(ends[0])
+
+    def says(*lines: Line) -> None:
+        os.write(ends[1], b"".join(line.encode() for line in lines))
+        assert meter.read()
+
+    says(Line(50, 0.0, resumed=True), Line(51, 10.0), Line(100, 12.0))
+    assert (meter.last, meter.again, meter.repeats) == (
+        Line(100, 12.0),
+        0,
+        False,
+    )  # it was the first to begin
+    says(Line(70, 20.0))  # who only miscounts is not
+    assert (meter.last, meter.again) == (Line(100, 12.0), 0)
+    assert not meter.new_repeats()
+    says(Line(70, 20.0, resumed=True))
+    assert meter.new_repeats() and not meter.new_repeats()
+    assert meter.last is not None and (meter.last.step, meter.again, meter.repeats) == (70, 30, True)
+    assert meter.rate is None  # the time that it took to begin again is no step's
+    says(Line(71, 30.0), Line(91, 32.0))
+    assert (meter.last, meter.again, meter.repeats, meter.rate) == (Line(91, 32.0), 30, True, 10.0)
+    says(Line(40, 40.0, resumed=True), Line(101, 50.0))
+    assert (meter.last, meter.again, meter.repeats) == (Line(101, 50.0), 81, False)
+    says(*[Line(step, 60.0, resumed=not step) for step in (MOST_STEPS, 0, MOST_STEPS, 0)])
+    assert meter.again == MOST_STEPS
+    meter.restart()
+    assert meter.again == 0

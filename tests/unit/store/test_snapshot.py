@@ -11,6 +11,7 @@ from hpcsched.cli.jobs.columns import columns_of, samples_of, table
 from hpcsched.cli.jobs.status import silent_gpus
 from hpcsched.core import events as ev
 from hpcsched.core.needs import Needs
+from hpcsched.core.plan import Plan
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.errors import NoSuchRun, StoreError
 from hpcsched.store.rundir import RunDir
@@ -170,6 +171,25 @@ def test_the_first_in_the_queue_is_told_how_many_gpus_are_free(rundir):
         (c,) = (job for job in read_status(rundir).jobs if job.name == "c")
         assert c.detail == f"waits for GPUs: needs 6, {free} free"
         watched.driver.exits("b", 0) if free == 1 else None
+
+
+def test_what_a_plan_keeps_waiting_is_told_so_as_long_as_gpus_are_free(rundir):
+    specs = (
+        a_job("a", "m", gpus=4),
+        a_job("b", "m", gpus=6),
+        a_job("c", "m", gpus=6),
+        a_job("d", "m", gpus=2),
+    )
+    watched = Watched(rundir, *specs, policy="exclusive")
+    machine = watched.driver.machine
+    assert [job.reason for job in watched.jobs().values()] == [None, "Resources", "Priority", "Priority"]
+    plan = Plan(at=0.0, rule="list", order=(2, 3, 4), caps={}, ends={}, slack_s={}, latest={}, news=0)
+    machine.run.plan = plan
+    assert [job.reason for job in watched.jobs().values()] == [None, "Resources", "Priority", "Plan"]
+    watched.driver.lose(5)
+    assert watched.jobs()["d"].reason == "Priority"  # one GPU is free
+    machine.run.plan = replace(plan, order=(2, 3))
+    assert watched.jobs()["d"].reason == "Priority"
 
 
 def test_no_snapshot_and_a_broken_one(rundir):

@@ -111,6 +111,35 @@ def test_a_job_that_leaves_when_asked_without_saving_goes_on_from_its_checkpoint
     assert (driver.job(1).current.from_step, driver.job(1).repeated) == (30, 15)
 
 
+def test_steps_that_an_attempt_repeats_as_its_program_goes_back_are_counted_once():
+    driver = one(retries=2)
+    driver.saves(1, 50)
+    driver.reports(1, 80)
+    driver.reports(1, 60, again=40)  # from 90, of which nothing had been heard
+    driver.reports(1, 70, again=40)
+    job = driver.job(1)
+    assert (job.step, job.repeated, job.current.again) == (70, 40, 40)
+    driver.exits(1, 3, 75)  # those after 75 that were to be repeated are counted already
+    assert (job.repeated, job.step, job.attempts[0].to_step) == (40 + 25, 50, 75)
+    driver.reports(1, 60)
+    driver.exits(1, 0, 100, 100, again=20)  # of which nothing had been heard, either
+    assert (job.state, job.step, job.repeated) == ("COMPLETED", 100, 40 + 25 + 20)
+
+
+def test_a_program_that_goes_back_further_than_it_had_saved_has_no_newer_checkpoint():
+    driver = one(retries=2)
+    driver.saves(1, 50)
+    driver.exits(1, 3, 55)
+    driver.reports(1, 60)
+    driver.reports(1, 30, again=30)  # 50 could not be read
+    job = driver.job(1)
+    assert (job.step, job.saved_step, job.repeated, job.current.from_step) == (30, 30, 5 + 30, 50)
+    driver.saves(1, 40)  # it has said itself where it went on
+    assert (job.saved_step, job.repeated) == (40, 5 + 30)
+    driver.exits(1, 0, 100, 100, again=30)
+    assert (job.state, job.repeated) == ("COMPLETED", 5 + 30)
+
+
 def test_death_while_saving_is_a_loss_and_costs_the_steps_since_the_checkpoint():
     driver = promoting()
     driver.saves("x", 10)

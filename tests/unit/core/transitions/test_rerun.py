@@ -94,9 +94,11 @@ def test_a_completed_job_begins_once_more_and_who_waits_for_it_waits_again():
     driver.exits("y", 143)
     driver.start_agent(6)
     driver.submit(a_job("z", "m", after=("x",), submit_at=1000.0))
+    driver.machine.run.take_changed()
     (launch,) = driver.retry("x")
     assert (launch.anew, driver.job("x").repeated) == (True, 100)
     assert driver.job("z").unmet == 1
+    assert driver.job("z").id in driver.machine.run.changed  # what it waits for is another
     driver.exits("x", 0, 100, 100)
     assert driver.job("z").unmet == 0
 
