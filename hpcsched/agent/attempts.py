@@ -150,6 +150,11 @@ class WatchedAttempt:
         return sum(group.left() for group in self.groups)
 
     @property
+    def is_timed(self) -> bool:
+        """Whether the time at which its newest step was done says how fast it is."""
+        return self.measured and not (self.meter and self.meter.repeats)
+
+    @property
     def written_folders(self) -> list[Path]:
         """The directories that its program writes to by the contract."""
         return [self.folder, self.output.parent, *([self.checkpoints] if self.checkpoints else [])]

@@ -409,9 +409,7 @@ class Effects:
                 attempt=attempt.attempt,
                 step=attempt.meter.last.step,
                 rate=attempt.meter.rate,
-                done_s=self._at(attempt.meter.last.t)
-                if attempt.measured and not attempt.meter.repeats
-                else None,
+                done_s=self._at(attempt.meter.last.t) if attempt.is_timed else None,
                 total=attempt.meter.last.total,
                 again=attempt.meter.again,
             )
