@@ -202,7 +202,8 @@ def play(world: World, *, check_every: int = 1) -> Machine:
         for life in range(MOST_LIVES):
             if (machine := _live(world, resume=life > 0, check_every=check_every)) is not None:
                 return machine
-            world.clock.sleep(world.random.choice((0.0, 0.1, 0.5, 3.0, 20.0)))
+            soon = world.random.choice((0.0, 0.1, 0.5, 3.0, 20.0))
+            world.clock.sleep(soon if life < MOST_LIVES // 2 else 20.0)  # what is left may need more time
     raise AssertionError(f"no end after {MOST_LIVES} lives")
 
 
