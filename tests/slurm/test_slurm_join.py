@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from slurmsite import SET, Site
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
 @pytest.fixture

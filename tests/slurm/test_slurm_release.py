@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from slurmsite import Site
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 TAIL = """schema = 1
 [defaults]
