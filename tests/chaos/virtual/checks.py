@@ -175,7 +175,7 @@ def _obeyed(world: World, job: Job, sent: Sent) -> Iterator[str]:
         if job.state is not JobState.COMPLETED or late:
             yield f"the cancel of {name} was acknowledged, and it is {job.state}"
     in_vain = job.reason is not None and job.reason.why is Why.DEPENDENCY_NEVER_SATISFIED
-    if verb == "retry" and until == NEVER and not in_vain and not any(at > sent.at for at in launched):
+    if verb == "retry" and until == NEVER and not in_vain and not any(at >= sent.at for at in launched):
         yield f"the retry of {name} was acknowledged, and it has not begun again"
 
 
