@@ -222,8 +222,9 @@ class Program:
 
     def _trains(self) -> None:
         on_disk = state.step if (state := recorded(self.folder)) else 0
+        held = max(self._from, self._memory.step(self.job_id))
         now, begin = self._clock.monotonic, self._from
-        self.account = Trained(self.job, self.attempt, now, begin, begin, saved=on_disk, held=begin)
+        self.account = Trained(self.job, self.attempt, now, begin, begin, saved=on_disk, held=held)
         self._ledger.add(self.account)
         self._goes_on(Ready(in_place=self._habits.in_place, parallel=True))
 
