@@ -1,6 +1,6 @@
 """One file of results of what was played, from the files that the harnesses write.
 
-    python -m tests.chaos.report --output F [--virtual F] [--real F] [--planted F] [--planted-real F]
+    python -m tests.chaos.report --output F [--virtual F] [--real F...] [--planted F] [--planted-real F]
 
 A part that is not given stays as it is in the file. Exit code 1 when something is violated, was not found, or
 was played less often than it should be.
@@ -36,25 +36,32 @@ def main(words: Sequence[str]) -> int:
     """Write the file; the exit code."""
     parser = argparse.ArgumentParser(prog="chaos.report", description=__doc__.partition("\n")[0])
     for part in PARTS:
-        parser.add_argument(f"--{part.replace('_', '-')}", type=Path, metavar="FILE")
+        several = "+" if part == "real" else 1
+        parser.add_argument(f"--{part.replace('_', '-')}", type=Path, metavar="FILE", nargs=several)
     parser.add_argument("--output", type=Path, metavar="FILE", required=True)
     args = parser.parse_args(words)
     known = json.loads(args.output.read_text()) if args.output.exists() else {}
     parts = {part: known[part] for part in PARTS if part in known}
     for part in PARTS:
-        if path := getattr(args, part):
-            parts[part] = json.loads(path.read_text())
-    rows = _rows(parts)
+        pages = [json.loads(path.read_text()) for path in getattr(args, part) or ()]
+        if len(pages) > 1:
+            rows = [row for page in pages for row in page["schedules"]]
+            if len({row["seed"] for row in rows}) < len(rows):
+                parser.error("a seed was played in two of these files")
+            parts[part] = {"schedules": rows}
+        elif pages:
+            (parts[part],) = pages
+    said = _rows(parts)
     tables = {}
     if "real" in parts:
         tables["kinds"] = _kinds(parts["real"]["schedules"])
     if planted := {part: parts[part] for part in ("planted", "planted_real") if part in parts}:
         tables["planted"] = _planted(planted)
-    page = {"schema": 1, "machine": machine(), "rows": list(map(asdict, rows)), "tables": tables, **parts}
+    page = {"schema": 1, "machine": machine(), "rows": list(map(asdict, said)), "tables": tables, **parts}
     args.output.write_text(_text(page) + "\n")
-    for row in rows:
+    for row in said:
         print(f"{row.what}: {row.measured}" + ("" if row.ok else f" (goal: {row.goal})"))
-    return not all(row.ok for row in rows)
+    return not all(row.ok for row in said)
 
 
 def _rows(parts: Mapping[str, Page]) -> list[Row]:

@@ -48,6 +48,16 @@ def _reported(folder: Path, **pages: Any) -> tuple[int, dict[str, Any]]:
     return code, json.loads((folder / "report.json").read_text())
 
 
+def test_schedules_may_come_in_several_files_and_count_once(tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in ("first", "second")]
+    for file, rows in zip(files, (REAL[:600], REAL[600:]), strict=True):
+        Path(file).write_text(json.dumps({"schema": 1, "schedules": rows}))
+    assert report.main(["--output", str(tmp_path / "all"), "--real", *files]) == 0
+    assert len(json.loads((tmp_path / "all").read_text())["real"]["schedules"]) == 1000
+    with pytest.raises(SystemExit):
+        report.main(["--output", str(tmp_path / "all"), "--real", *files[:1], *files[:1]])
+
+
 def test_parts_come_one_after_the_other(tmp_path: Path) -> None:
     code, page = _reported(tmp_path, virtual=VIRTUAL, planted=PLANTED, planted_real=PLANTED_REAL)
     assert code == 0
