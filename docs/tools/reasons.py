@@ -150,6 +150,8 @@ GROUPS: dict[str, dict[Why, str]] = {
         "all the same.)",
         Why.LOST: "No fault of the job's; it goes on by itself.",
         Why.FELL_BACK: "Its newest checkpoint is damaged or incomplete; it goes on from an older one.",
+        Why.WENT_BACK: "The process that trained it has died: that of its pack, or of the foreground beside "
+        "which it trained. Nothing to do.",
         Why.LAUNCH_FAILED: "The sentence says why, and so does the last line of the job's output. "
         "[When something goes wrong](troubleshooting.md)",
         Why.DEVICE_LOST: "The GPU is used no more in this life of the run, unless NVML finds it well again. "

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcsched.agent.clock import monotonic
+from hpcsched.agent.clock import RunClock, monotonic
 from hpcsched.agent.followed import Followed
 from hpcsched.agent.progress import ProgressMeter
 from hpcsched.agent.rendezvous_check import RendezvousCheck
@@ -21,6 +21,7 @@ from hpcsched.contract.orders import Forget, Resize
 from hpcsched.contract.state import State
 from hpcsched.contract.words import Held, Ready, refusal
 from hpcsched.core.exits import said_exit
+from hpcsched.core.model import Progress
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, LaunchError
 from hpcsched.launch.base import Workers, attempt_code
@@ -148,11 +149,6 @@ class WatchedAttempt:
     def left(self) -> int:
         """How many processes have not ended yet that were killed as their rank had."""
         return sum(group.left() for group in self.groups)
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether the time at which its newest step was done says how fast it is."""
-        return self.measured and not (self.meter and self.meter.repeats)
 
     @property
     def written_folders(self) -> list[Path]:
@@ -338,6 +334,22 @@ class WatchedAttempt:
         self.gpus, self.ranks = resizing.gpus, resizing.ranks
         if self.meter:
             self.meter.restart()
+
+    def progress(self, clock: RunClock) -> Progress | None:
+        """How far it is; None for one that does not report it."""
+        if self.meter is None or (last := self.meter.last) is None:
+            return None
+        timed = self.measured and not self.meter.repeats
+        return Progress(
+            job_id=self.job_id,
+            attempt=self.attempt,
+            step=last.step,
+            rate=self.meter.rate,
+            # A program may tell any time.
+            done_s=max(0.0, min(clock.now(), clock.at_wall(last.t))) if timed else None,
+            total=last.total,
+            again=self.meter.again,
+        )
 
     # -- what it says ----------------------------------------------------------------------------------
 

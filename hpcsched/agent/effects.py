@@ -186,6 +186,9 @@ class Effects:
             self._watch(attempt, group)
         if (descriptor := attempt.workers.progress_fd) is not None:
             attempt.meter = ProgressMeter(descriptor, speed=self._clock.speed)
+            if attempt.taken_over:
+                job = self._machine.run.jobs[attempt.job_id]
+                attempt.meter.begin(job.step, again=job.current.again)
             attempt.watched.add(descriptor)
             self._selector.register(descriptor, EVENT_READ, ("progress", attempt))
         self._attempts[attempt.job_id] = attempt
@@ -369,8 +372,9 @@ class Effects:
                 ranks = attempt.rendezvous.ranks
                 yield ev.WorkersApart(at=now, **about, processes=ranks, seconds=NOT_MET_AFTER_S, met=met)
             yield from self._seen_of(attempt, now)
-            if attempt.meter and attempt.meter.new_repeats():
-                yield ev.ProgressObserved(at=now, progress=self.progress())
+            went_back = look_at_records and attempt.meter is not None and attempt.meter.new_repeats()
+            if went_back and (seen := attempt.progress(self._clock)):
+                yield ev.ProgressObserved(at=now, progress=(seen,))
             if attempt.meter and (scaling := attempt.meter.new_scaling()):
                 yield ev.ScalingProposed(at=now, **about, rates=scaling.rates, batch=scaling.batch)
             if attempt.meter and (usage := attempt.meter.new_usage(attempt.attempt)):
@@ -403,19 +407,8 @@ class Effects:
 
     def progress(self) -> tuple[Progress, ...]:
         """The progress of the running attempts that report it."""
-        return tuple(
-            Progress(
-                job_id=attempt.job_id,
-                attempt=attempt.attempt,
-                step=attempt.meter.last.step,
-                rate=attempt.meter.rate,
-                done_s=self._at(attempt.meter.last.t) if attempt.is_timed else None,
-                total=attempt.meter.last.total,
-                again=attempt.meter.again,
-            )
-            for attempt in self._attempts.values()
-            if attempt.meter and attempt.meter.last
-        )
+        told = (attempt.progress(self._clock) for attempt in self._attempts.values())
+        return tuple(one for one in told if one is not None)
 
     def attempt(self, job_id: int) -> WatchedAttempt | None:
         """The attempt of a job whose processes are watched."""
@@ -425,10 +418,6 @@ class Effects:
         """How each job with adaptive batches computes its global batch, by job id."""
         lines = {attempt.job_id: attempt.meter.last for attempt in self._attempts.values() if attempt.meter}
         return {job_id: line.batching for job_id, line in lines.items() if line and line.batching}
-
-    def _at(self, wall: float) -> float:
-        """The run's clock at a Unix time that a program told: it may say anything."""
-        return max(0.0, min(self._clock.now(), self._clock.at_wall(wall)))
 
     def wait_s(self) -> float:
         """Real seconds until `collect` should be called again, at most a quarter of one."""

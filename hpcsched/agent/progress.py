@@ -31,8 +31,8 @@ class ProgressMeter:
 
     The first step reported only starts the clock, when it is last reported: what came before it
     (start-up, the first slow step) is no throughput. `speed` is how many times faster than real time
-    the run's clock goes. `again` is the number of steps that the attempt has done, or will do, once more as
-    its program went back; `last` is how far it is.
+    the run's clock goes. `again` is how many steps the attempt has lost so far by going back to a checkpoint
+    without ending, `last` how far it is.
     """
 
     def __init__(self, descriptor: int, *, speed: float = 1.0) -> None:
@@ -44,7 +44,7 @@ class ProgressMeter:
         self._usage: Usage | None = None
         self._usage_told: Usage | None = None
         self._reports = False
-        self._farthest = 0
+        self._begun = self._farthest = 0
         self.again = self._again_told = 0
         self.last: Line | None = None
 
@@ -74,17 +74,21 @@ class ProgressMeter:
         if report is not None and not self._reports:
             self._take(Line(step=report[0], t=report[1]))
 
+    def begin(self, step: int, *, again: int) -> None:
+        """Go on with an attempt that another agent has watched so far."""
+        self._begun, self.again, self._again_told = step, again, again
+
     def restart(self) -> None:
         """Forget what was measured: the program goes on at another speed, as another attempt."""
         self._first, self.again, self._again_told = None, 0, 0
 
     def _take(self, line: Line) -> None:
-        done = self.last.step if self.last else 0
         if line.resumed:
+            done = self.last.step if self.last else self._begun
             self.again = min(self.again + max(0, done - line.step), MOST_STEPS)
             self._first, self.last = None, line
             return
-        if not done <= line.step:
+        if not (self.last.step if self.last else 0) <= line.step:
             return
         if self._first is None or line.step == self._first.step:
             self._first = line

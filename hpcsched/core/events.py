@@ -335,7 +335,7 @@ class WorkersExited(AttemptEvent):
     """All processes of the attempt are gone.
 
     `code` is 0 (done), 75 (saved and left) or the first other exit code, 128+N for signal N.
-    `step` is the last step known to be done, `again` for how many it had gone back, `saved_step` the step of
+    `step` is the last step known to be done, `again` how many it lost by going back, `saved_step` the step of
     the newest good checkpoint (None: it reports none). `took_s` are measured seconds since it was asked to
     save (None if it was not, and for what only follows a profile). `held`: the state of `saved_step` is in
     memory, and not on disk yet. `lasted_s` are measured seconds since the launch (None for what only follows

@@ -284,8 +284,8 @@ class Progress:
     """How far an attempt is: `step` steps done in all, of `total` if its program says so, and its measured
     steps per second (or None).
 
-    `done_s` is when that step was done, in seconds of the run's clock (None: not known). `again` is the
-    number of steps for which the attempt has gone back so far.
+    `done_s` is when that step was done, in seconds of the run's clock (None: not known). `again` is how
+    many steps the attempt has lost so far by going back without ending.
     """
 
     job_id: int
@@ -305,8 +305,8 @@ class Attempt:
     measured), `stopped_s` those for which training stood still at its end for a resize in place (by the
     profile where they were not measured). `in_place`: it began by one, without a launch. `quick`: it was
     asked to save as its devices were wanted. `guests` are the ids of the jobs that have come to share its
-    devices, in the background or beside it, at any time in it. `again` is the number of steps for which it
-    went back to a checkpoint by itself.
+    devices, in the background or beside it, at any time in it. `again` is how many steps it lost by going
+    back to a checkpoint without ending.
 
     A job on CPU cores has `SeatedAttempt`s.
     """

@@ -117,6 +117,7 @@ class Why(StrEnum):
     LOST = "Lost"
     ADOPTED = "Adopted"
     FELL_BACK = "FellBack"
+    WENT_BACK = "WentBack"
     LAUNCH_FAILED = "LaunchFailed"
     DEVICE_LOST = "DeviceLost"
     DEVICE_FOUND = "DeviceFound"
@@ -263,6 +264,7 @@ _WORDS = {
     Why.LOST: "attempt {attempt} was lost ({why}); goes on from step {step}{again}",
     Why.ADOPTED: "attempt {attempt} goes on under another agent",
     Why.FELL_BACK: "its checkpoint{of} cannot be used; {then}",
+    Why.WENT_BACK: "its program went back to a checkpoint without ending: steps done again {again}",
     Why.LAUNCH_FAILED: "could not be started: {error}",
     Why.DEVICE_LOST: "GPU {gpu} was lost: {why}",
     Why.DEVICE_FOUND: "GPU {gpu} is used again: {why}",

@@ -81,8 +81,8 @@ class SnapshotWriter:
         self._head: int | None = None
         self._late: set[int] = set()
         self._draining = False
-        self._plan: tuple[Plan | None, int] = None, 0
-        """The plan and the number of free GPUs that rows were last written by."""
+        self._plan: tuple[Plan | None, Mapping[str, int]] = None, {}
+        """The plan, and the free GPUs by host, that rows were last written by."""
         self._encoder = msgspec.json.Encoder()
         self._spare = SpareFile(rundir.status)
         self._mode = mode_in(rundir.root)
@@ -175,9 +175,9 @@ class SnapshotWriter:
         late = self._late_background()
         changed |= late ^ self._late
         self._late = late
-        if (plan := (machine.run.plan, len(machine.ledger.free))) != self._plan:
+        if (plan := (machine.run.plan, machine.ledger.free_by_host().by_host())) != self._plan:
             ids = _may_start(*self._plan) | _may_start(*plan)
-            changed |= {i for i in ids if not machine.run.jobs[i].state.final}
+            changed |= {i for i in ids if not machine.run.jobs.is_over(i)}
             self._plan = plan
         if machine.deadline.draining != self._draining:  # what all that wait are waiting for
             changed |= {job.id for job in machine.run.jobs.values() if not job.state.final}
@@ -344,6 +344,6 @@ def elapsed_s(job: Job, now: float) -> float:
     return sum((now if a.end_s is None else a.end_s) - a.start_s for a in job.attempts)
 
 
-def _may_start(plan: Plan | None, free: int) -> set[int]:
+def _may_start(plan: Plan | None, free: Mapping[str, int]) -> set[int]:
     """The jobs that a plan may keep from starting on free GPUs: their reason tells how many those are."""
-    return set(plan.order) if plan is not None and plan.rule != "marble" and free else set()
+    return set(plan.order) if plan is not None and plan.rule != "marble" and any(free.values()) else set()

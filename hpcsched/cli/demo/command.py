@@ -220,7 +220,7 @@ def _stretches(machine: Machine) -> list[Stretch]:
                 Stretch(
                     model=job.spec.model,
                     devices=len(attempt.gpus),
-                    steps=last - attempt.from_step,
+                    steps=last - attempt.from_step + attempt.again,
                     trained_s=held_s - overhead_s(machine, job, attempt),
                 )
             )

@@ -125,13 +125,17 @@ def lost_work_s(machine: Machine, job: Job, attempt: Attempt) -> float:
 
     Steps of an attempt are taken to last equally long. Where none after the newest checkpoint were told of a
     program that saves by itself, it is the time from that until it was asked to leave, or ended. Of one that
-    failed and told no steps it is all: how much its program had saved by itself is not known.
+    failed and told no steps it is all: how much its program had saved by itself is not known. Of others it is
+    what they did again, where they went back without ending.
     """
-    if attempt.ended not in (Ended.FAILED, Ended.LOST, Ended.SUSPENDED) or attempt.end_s is None:
+    ended = attempt.ended in (Ended.FAILED, Ended.LOST, Ended.SUSPENDED)
+    if attempt.end_s is None or not (ended or attempt.again):
         return 0.0
     following = job.attempts[attempt.number] if attempt.number < len(job.attempts) else None
     kept = (following.from_step if following else job.saved_step or 0) - attempt.from_step
-    done = (attempt.to_step or 0) - attempt.from_step
+    done = (attempt.to_step or 0) - attempt.from_step + attempt.again
+    if not ended:
+        kept = done - attempt.again
     if done <= 0:
         share = float(attempt.ended is not Ended.SUSPENDED)
     else:

@@ -72,11 +72,14 @@ class Endings:
         job.current.from_step = job.step = step
 
     def went_back(self, job: Job, again: int, step: int) -> None:
-        """Note that the attempt has gone back for `again` steps so far, and has now done `step` steps."""
+        """Note that the attempt has lost `again` steps so far by going back without ending, and has done
+        `step` now."""
         if (more := again - job.current.again) > 0:
             job.current.again = again
             job.has(repeated=job.repeated + more)
             job.step = step
+            self._estimates.disturb(job, job.gpus)
+            self._out.note(job, Reason(Why.WENT_BACK, {"again": more}))
             if job.saved_step is not None and step < job.saved_step:
                 job.saved_step = step or None  # what was newer is not there, or cannot be read
 

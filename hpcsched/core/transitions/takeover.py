@@ -46,7 +46,8 @@ class Takeover:
     def end_others(self, event: AgentStarted) -> None:
         """End the attempts that are not adopted."""
         for job in list(self._run.active.values()):
-            if (seen := event.seen_steps.get(job.id, 0)) > job.step:
+            seen = event.seen_steps.get(job.id, 0)
+            if seen > job.step and not job.current.again:  # it may be of before its program went back
                 job.step, job.reports = seen, True
             if job.id not in event.adopted:
                 why = "the agent was gone"

@@ -142,8 +142,8 @@ class JobEnv:
 
     @property
     def resumes_midway(self) -> bool:
-        """Whether an attempt that had begun goes on from its newest checkpoint: the agent always says which
-        one it expects."""
+        """Whether this may be the attempt's second process, which goes on from the newest checkpoint: for the
+        first one agents say which one they expect."""
         return self.resume and self.from_step is None
 
     @classmethod

@@ -110,6 +110,7 @@ class Checkpoints:
                 peers.copy_from_first([*training.model.parameters(), *training.model.buffers()])
             if context.world_size > 1:  # else every rank would drop out the same neurons
                 rng.reseed(training.seed, 0, context.rank)
+            self._say_where()
             return
         (elsewhere,) = peers.agree(not saves.has(found))
         if elsewhere:
@@ -121,12 +122,19 @@ class Checkpoints:
             rng.restore(state["rng"][context.rank], context.device)
         else:
             rng.reseed(training.seed, training.step, context.rank)
+        self._say_where()
         if context.rank == 0:
             # Tells the agent which step this attempt goes on from: a damaged checkpoint may be newer.
             try:
                 self.record()
             except StoreError as error:
                 say(str(error))
+
+    def _say_where(self) -> None:
+        """Say where a training goes on that has begun before in this attempt, before that is on record."""
+        context = self._context
+        if context.rank == 0 and context.env is not None and context.env.resumes_midway:
+            context.progress.resumed(context.training.step)
 
     def _hold(self, state: dict[str, Any]) -> bool:
         """Leave the state in memory, if there is an agent to which it belongs from then on."""

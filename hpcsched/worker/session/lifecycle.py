@@ -98,8 +98,6 @@ class Lifecycle:
             self._join(env)
             return
         self.checkpoints.restore(wanted=env is None or env.resume)
-        if env is not None and env.resumes_midway and context.rank == 0:
-            context.progress.resumed(self.training.step)
         self.strategy.start()
         (cannot,) = context.peers.agree(not self._can_stop)  # also: all ranks have come this far
         if env is not None and context.rank == 0 and not cannot:

@@ -230,6 +230,8 @@ class Program:
 
     def _goes_back(self) -> None:
         """What trains is killed, and another one goes on from the newest checkpoint."""
+        if self._leaving:
+            return
         self._stops()
         self._from = state.step if (state := recorded(self.folder)) else 0
         with suppress(OSError):

@@ -54,7 +54,7 @@ def test_a_program_that_goes_back_says_so_and_is_believed(ends: tuple[int, int])
         0,
         False,
     )  # it was the first to begin
-    says(Line(70, 20.0))  # who only miscounts is not
+    says(Line(70, 20.0))  # a lower step alone does not count
     assert (meter.last, meter.again) == (Line(100, 12.0), 0)
     assert not meter.new_repeats()
     says(Line(70, 20.0, resumed=True))
@@ -69,3 +69,12 @@ def test_a_program_that_goes_back_says_so_and_is_believed(ends: tuple[int, int])
     assert meter.again == MOST_STEPS
     meter.restart()
     assert meter.again == 0
+
+
+def test_an_attempt_that_another_agent_has_watched_may_have_gone_back_before(ends: tuple[int, int]) -> None:
+    meter = ProgressMeter(ends[0])
+    meter.begin(80, again=30)
+    assert not meter.new_repeats()
+    os.write(ends[1], Line(60, 1.0, resumed=True).encode())
+    assert meter.read()
+    assert meter.new_repeats() and (meter.again, meter.last) == (50, Line(60, 1.0, resumed=True))

@@ -58,6 +58,7 @@ def test_the_facts_given_are_those_the_words_need():
     driver.hold("e")
     driver.runs("a", "b")
     driver.reports("b", 1)
+    driver.reports("b", 0, again=1)
     driver.exits("a", 3, detail="no such file")
     driver.exits("a", 0)
     driver.ring("grace", "b")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hpcsched.cli.run.results import lost_work_s, overhead_s
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Kill, Launch, Suspend, Terminate
 from hpcsched.core.machine import Machine
@@ -124,6 +125,30 @@ def test_steps_that_an_attempt_repeats_as_its_program_goes_back_are_counted_once
     driver.reports(1, 60)
     driver.exits(1, 0, 100, 100, again=20)  # of which nothing had been heard, either
     assert (job.state, job.step, job.repeated) == ("COMPLETED", 100, 40 + 25 + 20)
+
+
+def test_what_the_last_snapshot_says_of_a_program_that_went_back_may_be_of_before():
+    driver = one()
+    driver.saves(1, 70)
+    driver.reports(1, 100)
+    driver.reports(1, 72, again=30)
+    assert driver.job(1).story[-1].reason.said("GPU") == (
+        "its program went back to a checkpoint without ending: steps done again 30"
+    )
+    driver.start_agent(6, {1: 70}, seen_steps={1: 100})
+    assert driver.job(1).repeated == 30 + 2
+
+
+def test_what_a_program_that_went_back_did_again_is_lost_work():
+    driver = one()
+    driver.runs(1)
+    job = driver.job(1)
+    driver.reports(1, 50, again=25)
+    driver.now += 125.0
+    driver.exits(1, 0, 100, 100, again=25)
+    trained_s = 125.0 - overhead_s(driver.machine, job, job.attempts[0])
+    assert lost_work_s(driver.machine, job, job.attempts[0]) == pytest.approx(trained_s * 25 / 125)
+    assert trained_s > 100.0
 
 
 def test_a_program_that_goes_back_further_than_it_had_saved_has_no_newer_checkpoint():
