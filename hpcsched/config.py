@@ -18,6 +18,7 @@ from typing import Any
 from hpcsched import trust
 from hpcsched.contract.schema import check, either, flag, many, number, one_of, printed, table, text, whole
 from hpcsched.errors import ConfigError
+from hpcsched.patience import patiently
 from hpcsched.shipped import shipped
 from hpcsched.site_rules import SiteRules
 
@@ -129,17 +130,17 @@ class Settings:
     def read(self, path: Path, *, must: bool = False, site: bool = False) -> None:
         """Lay a file's settings over those so far, a `site`'s with its rules; raises ConfigError for what it
         does not know."""
-        if not must and not path.exists():
+        if not must and not _is_there(path):
             return
         try:
-            content = path.read_bytes()
+            content = patiently(path.read_bytes)
         except OSError as error:
             raise ConfigError(where=str(path), got=str(error.strerror), accepted="a readable file") from error
         self._take(path, content, site=site)
 
     def read_found(self, path: Path, environ: Mapping[str, str]) -> None:
         """The same for a file that nobody has named: what others can write, only if the user accepted it."""
-        if not path.exists():
+        if not _is_there(path):
             return
         try:
             content, why = trust.read(path)
@@ -222,9 +223,19 @@ def load(environ: Mapping[str, str], *, here: Path, config: Path | None = None) 
     return settings
 
 
+def _is_there(path: Path) -> bool:
+    """Whether there is such a file. Raises OSError where its file system does not say: a limit, or a setting,
+    would not count."""
+    try:
+        patiently(path.stat)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def _site(given: str) -> Path:
     path = Path(given)
-    if path.exists() or path.name != given or path.suffix == ".toml":
+    if _is_there(path) or path.name != given or path.suffix == ".toml":
         return path
     known = shipped("site-config", ".toml")
     if given not in known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +40,14 @@ def but_for_lasting() -> Iterator[None]:
     except OSError as error:
         if passes(error):
             raise
+
+
+def kind_of(path: Path) -> int | None:
+    """What is at a path, as `stat.S_IFMT` says it; None: nothing, or nothing that is for us. Asks patiently,
+    and raises OSError where the file system does not say: `Path.exists` may take that for nothing."""
+    with but_for_lasting():
+        return stat.S_IFMT(patiently(path.stat).st_mode)
+    return None
 
 
 def passes(error: BaseException) -> bool:

@@ -11,6 +11,8 @@ import os
 import stat
 from pathlib import Path
 
+from hpcsched.patience import patiently
+
 FOLDER = 0o2750
 """The mode of a folder that its group reads: what is made in it gets the group by its set-group-ID bit."""
 FILE, PRIVATE = 0o640, 0o600
@@ -19,7 +21,7 @@ FILE, PRIVATE = 0o640, 0o600
 def mode_in(folder: str | os.PathLike[str]) -> int:
     """The mode of a file that is made in this folder."""
     try:
-        return FILE if is_shared(Path(folder).stat().st_mode) else PRIVATE
+        return FILE if is_shared(patiently(Path(folder).stat).st_mode) else PRIVATE
     except OSError:
         return PRIVATE
 

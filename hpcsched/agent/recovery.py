@@ -25,7 +25,7 @@ from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.caught import catchers, send
 from hpcsched.launch.orphans import Process, end_processes, find_orphans, wait_for_end
-from hpcsched.patience import patiently
+from hpcsched.patience import but_for_lasting, patiently
 from hpcsched.store import compaction, journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -48,9 +48,9 @@ def open_run(rundir: RunDir, make_policy: PolicyMaker, *, detach: bool = False) 
     """Replay the journal, cut a torn tail off, and open it for writing. `detach`: an agent on another host
     may still have it open."""
     mechanisms.load()
-    if detach and rundir.journal.exists():
+    if detach and rundir.begun:
         journal.detach(rundir.journal)
-    if not rundir.journal.exists():
+    if not rundir.begun:
         return Recovered(Machine(make_policy), journal.Journal(rundir.journal), set())
     machine, length, records, commands, _ = replay(rundir.journal, make_policy)
     writer = journal.Journal(rundir.journal, length=length, records=records)
@@ -241,7 +241,9 @@ def _forget_held(folder: Path) -> None:
 
 
 def _held_files(folder: Path) -> list[Path]:
-    return [*folder.glob(f"{files.HELD}.*")]
+    with but_for_lasting():  # `glob` may take an error for nothing
+        return [path for path in folder.iterdir() if path.name.startswith(f"{files.HELD}.")]
+    return []
 
 
 def _found_after_a_crash(job: Job, folder: Path, left: Left | None) -> tuple[int | None, str]:

@@ -128,7 +128,7 @@ def run(
         refuse_other_run(rundir, resume=request.resume)  # begun and ended meanwhile
         refuse_lost_journal(rundir)
         rundir.sweep()
-        before = rundir.read_record() if rundir.begun else None
+        before = rundir.read_record() if begun else None
         epoch = request.leads.epoch if request.leads else claim_number(rundir) if joinable else 0
         if epoch:
             stack.callback(give_up_number, rundir, epoch)

@@ -19,6 +19,7 @@ from hpcsched.batch.command import RunCommand, command_output, run_command
 from hpcsched.batch.local import ssh
 from hpcsched.contract.visibility import CUDA
 from hpcsched.errors import MOST_SHOWN, BatchError
+from hpcsched.patience import patiently
 from hpcsched.printing import shortened
 
 SIGNALS_ALL = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGUSR2})
@@ -165,7 +166,7 @@ class Lsf(BatchSystem):
         if script is None:
             raise BatchError("LSF does not give out a job's script: name the one to submit")
         try:
-            text = script.read_text()
+            text = patiently(script.read_text)
         except OSError as error:
             raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
         argv = ("bsub", "-w", f"ended({job_id})")

@@ -21,6 +21,7 @@ from hpcsched.batch.local import ssh
 from hpcsched.contract.visibility import CUDA
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, BatchError
+from hpcsched.patience import patiently
 
 REQUEUE_CODE = 99
 """The exit code that has SGE put a job back into its queue, unless its administrator forbids that."""
@@ -175,7 +176,7 @@ class Sge(BatchSystem):
             raise BatchError(
                 "the job that follows one task of an array would wait for all of them: use --requeue"
             )
-        if not script.is_file():
+        if not patiently(script.is_file):
             raise BatchError(f"{script} cannot be submitted: there is no such file")
         said = self._asked("qsub", "-terse", "-hold_jid", job, str(script))
         # The last line: a site may have printed greetings. "17.1-2:1" for an array.

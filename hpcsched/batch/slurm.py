@@ -17,6 +17,7 @@ from hpcsched.batch.local import ssh
 from hpcsched.batch.numbers import whole
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.errors import BatchError
+from hpcsched.patience import patiently
 
 MAX_COMMENT_CHARS = 200
 """The longest comment of a job (chosen: it is for one line of a listing)."""
@@ -379,7 +380,7 @@ class Slurm(BatchSystem):
 
     def _submit(self, job_id: str, script: Path, *, own: bool = False) -> str:
         try:
-            words = script.read_text(errors="replace")
+            words = patiently(lambda: script.read_text(errors="replace"))
         except OSError as error:
             raise BatchError(f"{script} cannot be submitted: {error.strerror}") from None
         fields = self._fields(job_id)

@@ -6,12 +6,13 @@ import ast
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from hpcsched.decoding import read_file
 from hpcsched.dialects.command import Call, NotSure
 from hpcsched.errors import BadInput
+from hpcsched.patience import passes, patiently
 
 MOST_BYTES = 256 * 1024
 """The longest script that is read (chosen): the longest of Transformers' own examples has 60 KiB."""
@@ -200,24 +201,29 @@ def constant(value: ast.expr | None) -> object:
 
 
 def read(path: Path) -> Script:
-    """A script, read once as long as it does not change. Raises NotSure if it cannot be read."""
+    """A script, read once as long as it does not change. Raises NotSure if it cannot be read, OSError where
+    its file system does not say: what it saves would not be seen."""
     try:
-        about = path.stat()
+        about = patiently(path.stat)
         return _read(path, about.st_ino, about.st_mtime_ns, about.st_size)
     except (OSError, ValueError) as error:
+        if passes(error):
+            raise
         raise NotSure(f"{path.name} cannot be read") from error
 
 
 @lru_cache(maxsize=64)
 def _read(path: Path, inode: int, mtime_ns: int, size: int) -> Script:
     try:
-        data = read_file(path, most_bytes=MOST_BYTES)
+        data = patiently(partial(read_file, path, most_bytes=MOST_BYTES))
         with warnings.catch_warnings():  # of the script, as in "\\d", which are nobody's business here
             warnings.simplefilter("ignore")
             tree = ast.parse(data)
         script = Script(path.name)
         _Reader(script).visit(tree)
     except (OSError, BadInput, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if passes(error):
+            raise
         raise NotSure(f"{path.name} cannot be read as Python") from error
     return script
 

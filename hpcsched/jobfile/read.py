@@ -26,6 +26,7 @@ from hpcsched.jobfile.matrix import after_arrays, expanded
 from hpcsched.jobfile.needs import needs_of
 from hpcsched.jobfile.outputs import LETTERS, not_here
 from hpcsched.jobfile.restart import progress_pattern_of, restart_of
+from hpcsched.patience import patiently
 
 _ACCEPTED = schema.options_of(Job)
 NO_ARRAYS: Mapping[str, Sequence[str]] = {}
@@ -58,7 +59,7 @@ def load(
     Raises ConfigError naming file, key, what was found and what is accepted.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = patiently(lambda: path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(where=str(path), got=str(why), accepted="a readable TOML job file") from error

@@ -69,9 +69,9 @@ def finish(path: Path, writer: journal.Journal) -> bool:
 def tidy(path: Path) -> None:
     """Remove what is in the archive and no part of it, as of a process that was killed. Nobody compacts."""
     folder = archive.folder_of(path)
-    if not folder.is_dir():
-        return
     with contextlib.suppress(OSError, StoreError):
+        if not folder.is_dir():
+            return
         kept = {archive.part_path(path, end) for end in journal.Contents(path).archived}
         for file in (*folder.glob(".*.tmp"), *folder.glob("*.jsonl.gz")):
             if file not in kept:

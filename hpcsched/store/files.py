@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcsched.errors import StoreError
 from hpcsched.patience import patiently
-from hpcsched.watchers import mode_in
+from hpcsched.watchers import let_read, mode_in
 
 
 def write_atomically(
@@ -61,3 +61,17 @@ def write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
+
+
+def open_behind(path: Path, length: int) -> tuple[int, os.stat_result]:
+    """A file, made if it is not there, open behind its first `length` bytes, and what is after them cut off.
+    Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        let_read(descriptor, path.parent)
+        os.ftruncate(descriptor, length)
+        os.lseek(descriptor, length, os.SEEK_SET)
+        return descriptor, os.fstat(descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise

@@ -17,6 +17,7 @@ import msgspec
 from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import patiently
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir, RunDirError, occupied, process_started
 
@@ -51,8 +52,12 @@ def claim_number(rundir: RunDir) -> int:
     path, pid = rundir.root / f"{_PREFIX}{number}", os.getpid()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(msgspec.json.encode(_Claim(os.uname().nodename, pid, process_started(pid) or 0)))
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(_Claim(os.uname().nodename, pid, process_started(pid) or 0)))
+        except OSError:
+            patiently(path.unlink)  # a claim without a name keeps others out
+            raise
     except FileExistsError:
         raise RunDirError(occupied(rundir)) from None
     except OSError as error:
@@ -85,7 +90,7 @@ def must_lead(rundir: RunDir, number: int) -> None:
 def keep_options(rundir: RunDir, options: Sequence[str]) -> None:
     """Keep the options of `run` with which another agent takes the run over, for this user alone: secrets may
     be among them. Raises StoreError."""
-    write_atomically(rundir.root / OPTIONS, msgspec.json.encode(options), mode=0o600)
+    write_atomically(rundir.root / OPTIONS, msgspec.json.encode(options), patient=True, mode=0o600)
 
 
 def kept_options(rundir: RunDir) -> tuple[str, ...] | None:

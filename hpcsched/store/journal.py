@@ -21,6 +21,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,9 @@ from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.patience import patiently
 from hpcsched.store.archive import Mark, read_part
-from hpcsched.store.files import sync_folder, write_all
+from hpcsched.store.files import open_behind, sync_folder, write_all
 from hpcsched.store.rundir import NewerRun
 from hpcsched.store.spare import preallocate
-from hpcsched.watchers import let_read
 
 VERSION = 1
 ARCHIVED_VERSION, ARCHIVED = 2, "Archived"
@@ -257,7 +257,7 @@ def _in_place(line: bytes, expected: int) -> ev.Event:
 def content(path: Path) -> bytes:
     """The bytes of the whole file. Raises StoreError."""
     try:
-        return read_file(path, most_bytes=MAX_JOURNAL_BYTES)
+        return patiently(partial(read_file, path, most_bytes=MAX_JOURNAL_BYTES))
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     except BadInput as error:
@@ -321,12 +321,7 @@ class Journal:
         self.seq = records
         self.length = length
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(path, flags, 0o600)
-            let_read(self._descriptor, path.parent)
-            os.ftruncate(self._descriptor, length)
-            os.lseek(self._descriptor, length, os.SEEK_SET)
-            self._file = os.fstat(self._descriptor)
+            self._descriptor, self._file = patiently(partial(open_behind, path, length))
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
         self._unsynced = b""

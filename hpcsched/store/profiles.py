@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from hpcsched.core.profile import SOURCES, Cost, Profile
 from hpcsched.errors import ConfigError, StoreError
+from hpcsched.patience import kind_of, patiently
 from hpcsched.shipped import shipped as shipped_files
 
 FindProfiles = Callable[[set[str], str], tuple[Profile, ...]]
@@ -41,7 +42,7 @@ def load_profiles(path_or_name: str | Path) -> tuple[Profile, ...]:
     Raises ConfigError naming the file, the key, what was found and what is accepted.
     """
     path = Path(path_or_name)
-    if not path.exists() and path.name == str(path_or_name):
+    if path.name == str(path_or_name) and kind_of(path) is None:
         known = shipped()
         if (name := path.name.removesuffix(".json")) in known:
             path = known[name]
@@ -53,7 +54,7 @@ def load_profiles(path_or_name: str | Path) -> tuple[Profile, ...]:
                 accepted=f"a profiles file, or the name of a shipped one ({names})",
             )
     try:
-        text = path.read_text(encoding="utf-8")
+        text = patiently(lambda: path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(where=str(path), got=str(why), accepted="a readable JSON file") from error

@@ -9,13 +9,16 @@ import contextlib
 import os
 import re
 import shlex
+import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from hpcsched.decoding import decode_file, read_file
-from hpcsched.errors import BadInput
+from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import but_for_lasting, kind_of, patiently
 from hpcsched.store.rundir import RunDir, agent_works, last_status
 
 USUAL = "hpcsched-run"
@@ -58,6 +61,7 @@ def newest(here: Path) -> Path:
     """The folder of the run that is meant where none is named: the one that lives, else the newest.
 
     One in which nothing has begun, and for which nothing waits, is none. ./hpcsched-run if there is none.
+    Raises OSError or StoreError where a file system does not say which there are: another one would be meant.
     """
     found = all_of(here)
     if len(found) < 2:
@@ -102,26 +106,37 @@ def work_in(inbox: Path) -> bool:
 
 def has_commands(rundir: RunDir) -> bool:
     """Whether anything at all waits in a run directory for an agent."""
-    try:
-        with os.scandir(rundir.inbox / "new") as found:
-            return any(True for _ in found)
-    except OSError:
-        return False
+    return bool(_names(rundir.inbox / "new"))
 
 
 def _commands(inbox: Path) -> Iterator[_Command]:
     """The submits and retries of an inbox."""
-    with contextlib.suppress(OSError), os.scandir(inbox / "new") as found:
-        for entry in found:
-            with contextlib.suppress(OSError, BadInput):
-                command = decode_file(Path(entry), _Command)
-                if command.command in ("submit", "retry"):
-                    yield command
+    folder = inbox / "new"
+    for name in _names(folder):
+        with contextlib.suppress(OSError, BadInput):
+            command = patiently(partial(decode_file, folder / name, _Command))
+            if command.command in ("submit", "retry"):
+                yield command
+
+
+def _names(folder: Path) -> list[str]:
+    """What is in a folder; nothing where it is not there, or is not for us. Raises OSError where its file
+    system does not say."""
+    names: list[str] = []
+    with but_for_lasting():
+        names = patiently(lambda: os.listdir(folder))  # noqa: PTH208 - names are all that is needed
+    return names
 
 
 def named(root: Path, here: Path | None = None) -> str:
-    """What has to be added to a command so that it means this run: nothing, or `--dir`, after a blank."""
-    meant = newest(here or Path.cwd()) == root
+    """What has to be added to a command so that it means this run: nothing, or `--dir`, after a blank.
+
+    It is `--dir` too where a file system does not say which run is meant.
+    """
+    try:
+        meant = newest(here or Path.cwd()) == root
+    except (OSError, StoreError):
+        meant = False
     return "" if meant else f" --dir {shlex.quote(str(root))}"
 
 
@@ -147,13 +162,9 @@ def _pool(root: Path) -> str:
 
 
 def _folders(here: Path) -> dict[int, Path]:
-    try:
-        with os.scandir(here) as entries:
-            numbers = [(_number(entry.name), entry.name) for entry in entries if entry.name.startswith(USUAL)]
-    except OSError:
-        return {}
+    numbers = [(_number(name), name) for name in _names(here) if name.startswith(USUAL)]
     found = {number: here / name for number, name in numbers if number is not None}
-    return {number: folder for number, folder in found.items() if folder.is_dir()}
+    return {number: folder for number, folder in found.items() if kind_of(folder) == stat.S_IFDIR}
 
 
 def _number(name: str) -> int | None:

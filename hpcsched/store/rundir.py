@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -23,7 +22,7 @@ from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.core.environments import PythonEnvironment
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
-from hpcsched.patience import patiently
+from hpcsched.patience import but_for_lasting, passes, patiently
 from hpcsched.store.archive import folder_of
 from hpcsched.store.files import write_atomically
 
@@ -147,11 +146,14 @@ class RunDir:
 
     @property
     def begun(self) -> bool:
-        """Whether a run has begun here: the journal is not empty."""
+        """Whether a run has begun here: the journal is not empty. Raises StoreError where its file system
+        does not say: nothing may begin beside a run."""
         try:
-            return self.journal.stat().st_size > 0
-        except OSError:
-            return False
+            with but_for_lasting():
+                return patiently(self.journal.stat).st_size > 0
+        except OSError as error:
+            raise StoreError(f"cannot read {self.journal}: {error.strerror}") from error
+        return False
 
     def job(self, job_id: int) -> Path:
         """The folder of a job."""
@@ -180,36 +182,40 @@ class RunDir:
         it cannot be written or belongs to somebody else, StoreError where a run may have begun and it cannot.
         """
         self.refuse_others()
-        inside = (self.inbox, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / files.JOBS)
         try:
-            self.root.parent.mkdir(parents=True, exist_ok=True)
-            for folder in (self.root, *inside):
-                folder.mkdir(mode=0o700, exist_ok=True)
-            if share is not None:
-                watched = (*(self.root / name for name in _WATCHED), *self.root.glob(ENDED))
-                watchers.share(self.root, share, *watched)
-                if (archive := folder_of(self.journal)).is_dir():
-                    watchers.share(archive, share, *archive.iterdir())
-                watchers.share(self.root / files.JOBS, share)
-                for folder in (self.root / files.JOBS).iterdir():
-                    watchers.share(folder, share, *folder.glob("*.out*"), *folder.glob("*.json*"))
-            elif not watchers.is_shared(mode := self.root.stat().st_mode) and stat.S_IMODE(mode) != 0o700:
-                self.root.chmod(0o700)
-            probe = self.root / f".probe.{os.getpid()}"
-            probe.touch(mode=0o600)
-            probe.unlink()
+            patiently(partial(self._make, share))
         except OSError as error:
             what = f"cannot write the run directory {self.root}: {error.strerror}"
-            if self.begun or error.errno in (errno.ESTALE, errno.EIO):  # then nothing says whether it has
+            if passes(error) or self.begun:  # in the first case nothing says whether it has
                 raise StoreError(f"{what}; go on once that is mended") from error
             raise RunDirError(f"{what}; choose another --dir") from error
+
+    def _make(self, share: int | None) -> None:
+        inside = (self.inbox, *(self.inbox / n for n in ("tmp", "new", "ack")), self.root / files.JOBS)
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (self.root, *inside):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if share is not None:
+            watched = (*(self.root / name for name in _WATCHED), *self.root.glob(ENDED))
+            watchers.share(self.root, share, *watched)
+            if (archive := folder_of(self.journal)).is_dir():
+                watchers.share(archive, share, *archive.iterdir())
+            watchers.share(self.root / files.JOBS, share)
+            for folder in (self.root / files.JOBS).iterdir():
+                watchers.share(folder, share, *folder.glob("*.out*"), *folder.glob("*.json*"))
+        elif not watchers.is_shared(mode := self.root.stat().st_mode) and stat.S_IMODE(mode) != 0o700:
+            self.root.chmod(0o700)
+        probe = self.root / f".probe.{os.getpid()}"
+        probe.touch(mode=0o600)
+        probe.unlink()
 
     def sweep(self) -> None:
         """Remove the half-written files of agents that were killed, and the mark of a removal, which this
         ends. The caller holds the lock."""
-        for left in (*self.root.glob(".*.tmp"), *self.root.glob(".probe.*"), self.root / CLEANED):
-            with contextlib.suppress(OSError):
-                left.unlink()
+        with contextlib.suppress(OSError):
+            for left in (*self.root.glob(".*.tmp"), *self.root.glob(".probe.*"), self.root / CLEANED):
+                with contextlib.suppress(OSError):
+                    left.unlink()
 
     def read_record(self) -> RunRecord | None:
         """The content of run.json; None if there is none, or it cannot be decoded."""
@@ -221,7 +227,7 @@ class RunDir:
     def refuse_newer(self) -> None:
         """Raise NewerRun where the hpcsched that wrote here last is newer, by its minor version."""
         try:
-            version = decode_file(self.record, _Version, most_bytes=SMALL_BYTES).version
+            version = patiently(lambda: decode_file(self.record, _Version, most_bytes=SMALL_BYTES)).version
         except (OSError, BadInput):
             return
         if _minor(version) > _minor(hpcsched.__version__):
@@ -257,14 +263,17 @@ class RunLock:
     def __init__(self, rundir: RunDir, *, signs_of_life: bool = True) -> None:
         path = rundir.root / "agent.lock"
         try:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = patiently(lambda: os.open(path, flags, 0o600))
         except OSError as error:
             raise StoreError(f"cannot write {path}: {error.strerror}") from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            patiently(lambda: fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except OSError as error:
-            os.close(self._descriptor)
-            raise RunDirError(occupied(rundir)) from error
+            self.release()
+            if isinstance(error, (BlockingIOError, PermissionError)):
+                raise RunDirError(occupied(rundir)) from error
+            raise StoreError(f"cannot lock {path}: {error.strerror}") from error
         if not self._is_at(path):  # `clean` has removed it between the two
             self.release()
             raise RunDirError(f"{rundir.root} is being removed by `hpcsched clean`")
@@ -275,7 +284,7 @@ class RunLock:
 
     def _is_at(self, path: Path) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._descriptor), path.stat())
+            return os.path.samestat(os.fstat(self._descriptor), patiently(path.stat))
         except OSError:
             return False
 

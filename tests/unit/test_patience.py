@@ -133,7 +133,7 @@ def test_nor_is_it_when_a_run_is_taken_up(tmp_path: Path, hiccups: Hiccups) -> N
     rundir.job(1).mkdir(parents=True)
     (rundir.job(1) / files.STATE).write_bytes(State(step=40).encode())
     (rundir.job(1) / f"{files.HELD}.1").touch()
-    for calls in range(4):
+    for calls in range(3):
         hiccups.fails(1, after=calls)
         assert saved_steps(rundir, driver.machine) == {}
         assert hiccups.left == 0

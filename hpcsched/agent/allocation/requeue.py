@@ -14,6 +14,7 @@ from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobState
 from hpcsched.core.transitions.deadline import CANCELLED, FROM_BATCH
 from hpcsched.errors import BatchError, StoreError
+from hpcsched.patience import passes
 from hpcsched.store.run_folders import go_on
 from hpcsched.store.rundir import RunDir
 from hpcsched.store.snapshot import name_successor
@@ -38,7 +39,8 @@ RETRY_FOR_S, RETRY_EVERY_S = 30.0, 5.0
 """How long and how often a batch system that does not answer is asked again (chosen): it may restart."""
 
 _PASSING = re.compile(
-    r"contact|connect|did not answer|tim(ed )?e?out|temporar|unavailable|busy", re.IGNORECASE
+    r"contact|connect|did not answer|tim(ed )?e?out|temporar|unavailable|busy|stale file|input/output error",
+    re.IGNORECASE,
 )
 
 
@@ -126,8 +128,8 @@ def requeue_or_chain(
         else:
             try:
                 return _once(batch, plan, rundir, say)
-            except BatchError as error:
-                if over or not _PASSING.search(str(error)):
+            except (BatchError, OSError) as error:
+                if over or not (_PASSING.search(str(error)) or passes(error)):
                     say(f"{error}; go on by hand with `{go_on(rundir.root)}`")
                     return WORK_LEFT
                 say(f"{error}; trying again")

@@ -12,6 +12,7 @@ from hpcsched.core.processes import Program
 from hpcsched.core.profile import Profile
 from hpcsched.core.shared_use import SharedUse
 from hpcsched.errors import StoreError
+from hpcsched.patience import kind_of
 from hpcsched.store.profiles import choose_all, load_profiles
 
 
@@ -27,7 +28,7 @@ def profile_finder(
     def find(models: Collection[str], device: str) -> tuple[Profile, ...]:
         found = choose_all(given, models, device)
         missing = set(models) - {p.model for p in found}
-        if missing and database.exists():
+        if missing and _there(database):
             found += choose_all(_measured(database), sorted(missing), device)
         return tuple(sorted(found, key=lambda p: (p.model, p.nodes)))
 
@@ -36,7 +37,7 @@ def profile_finder(
 
 def parallel_programs(database: Path, models: Collection[str]) -> tuple[Program, ...]:
     """The programs of some models that have said in an earlier run that they are parallel."""
-    if not database.exists():
+    if not _there(database):
         return ()
     from hpcsched.store.database import Database
 
@@ -50,7 +51,7 @@ def parallel_programs(database: Path, models: Collection[str]) -> tuple[Program,
 
 def shared_uses(database: Path, device: str) -> tuple[SharedUse, ...]:
     """What earlier runs have seen of models that share devices of this type."""
-    if not database.exists():
+    if not _there(database):
         return ()
     from hpcsched.store.database import Database
 
@@ -64,7 +65,7 @@ def shared_uses(database: Path, device: str) -> tuple[SharedUse, ...]:
 
 def layer_profile(database: Path, model: str, device: str) -> dict[str, Any] | None:
     """The newest layer profile of a model on this type of device in the database."""
-    if not database.exists():
+    if not _there(database):
         return None
     from hpcsched.store.database import Database
 
@@ -74,6 +75,15 @@ def layer_profile(database: Path, model: str, device: str) -> dict[str, Any] | N
     except StoreError as error:
         click.echo(f"hpcsched: {error}; going on without the layer profiles in it", err=True)
         return None
+
+
+def _there(database: Path) -> bool:
+    """Whether there is a database; one whose file system does not say is none, and that is told."""
+    try:
+        return kind_of(database) is not None
+    except OSError as error:
+        click.echo(f"hpcsched: {database}: {error.strerror}; going on without what is in it", err=True)
+        return False
 
 
 def _measured(database: Path) -> tuple[Profile, ...]:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from hpcsched.cli.common import say
-from hpcsched.errors import HpcschedError
+from hpcsched.errors import HpcschedError, StoreError
 from hpcsched.printing import printable
 from hpcsched.store.rundir import RunDir, agent_works
 
@@ -92,7 +92,7 @@ class LivePage:
             now = self._clock()
             if now >= self._looked_at + LOOK_S:
                 self._looked_at, self._seen = now, [_signs(rundir) for rundir in self._rundirs]
-            begun = [rundir for rundir in self._rundirs if rundir.begun]
+            begun = list(filter(_has_begun, self._rundirs))
             changed = bool(begun) and self._seen != self._drawn
             if changed and self._drawing is None and now >= self._not_before:
                 # A daemon: it must not keep the program from its end.
@@ -138,6 +138,12 @@ def _signs(rundir: RunDir) -> object:
         else:
             signs.append((about.st_ino, about.st_size, about.st_mtime_ns))
     return signs, agent_works(rundir)
+
+
+def _has_begun(rundir: RunDir) -> bool:
+    with suppress(StoreError):
+        return rundir.begun
+    return False
 
 
 def _absent(rundirs: Sequence[RunDir], begun: Sequence[RunDir]) -> str:

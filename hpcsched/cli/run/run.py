@@ -360,13 +360,13 @@ def conduct(
         finally:
             observers.close()
         code = life.exit_code
-        meant = run_folders.named(root or rundir.root)
-        again = f"hpcsched {command} --resume{meant}"
         if check is not None:
             check(life.machine)
         if code == WORK_LEFT:  # first of all: nothing that happens to a report must keep us from coming back
             plan = RequeuePlan(how=order.comes_back, most=max_restarts, script=chain_script)
-            code = _stopped(life, system, rundir, plan, again, observers)
+            code = _stopped(life, system, rundir, plan, root or rundir.root, observers)
+        meant = run_folders.named(root or rundir.root)
+        again = f"hpcsched {command} --resume{meant}"
         try:
             if report is not None:
                 code = report(life) if code in (0, 1, 2) else code
@@ -390,7 +390,7 @@ def conduct(
 
 
 def _stopped(
-    life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, again: str, observers: Observers
+    life: Any, batch: BatchSystem, rundir: RunDir, plan: RequeuePlan, root: Path, observers: Observers
 ) -> int:
     """Stopped with work left: come back if that is wanted and makes sense; the exit code."""
     from dataclasses import replace
@@ -423,7 +423,10 @@ def _stopped(
         return requeue_or_chain(batch, plan, rundir, tell)
     left = life.machine.run.unfinished
     jobs = f"{left} job{'s' * (left != 1)} left"
-    tell(f"stopped with {jobs}; go on with `{again}`" + (f" (not by itself: {reason})" if reason else ""))
+    tell(
+        f"stopped with {jobs}; go on with `{run_folders.go_on(root)}`"
+        + (f" (not by itself: {reason})" if reason else "")
+    )
     return WORK_LEFT
 
 

@@ -1,0 +1,242 @@
+"""A run begins, or goes on, through an error that may pass, whichever call meets it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hiccups import Hiccups
+from rundirs import a_run
+
+from hpcsched import config, dialects
+from hpcsched.agent.allocation import requeue
+from hpcsched.agent.allocation.requeue import RequeuePlan, requeue_or_chain
+from hpcsched.agent.recovery import open_run
+from hpcsched.agent.run_lock import refuse_other_run
+from hpcsched.batch.base import BatchSystem, EndReason
+from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
+from hpcsched.contract.exits import WORK_LEFT
+from hpcsched.core import events as ev
+from hpcsched.dialects.script import read as read_script
+from hpcsched.errors import BatchError, StoreError
+from hpcsched.jobfile import load
+from hpcsched.policy import make_policy
+from hpcsched.store import run_folders
+from hpcsched.store.database import Database
+from hpcsched.store.heads import claim_number
+from hpcsched.store.journal import Journal
+from hpcsched.store.profiles import load_profiles
+from hpcsched.store.rundir import RunDir, RunDirError, RunLock
+from hpcsched.testing.builders import a_job
+
+ALWAYS = 10**9
+
+PROFILES = """{"schema": 1, "profiles": [{"model": "m", "device": "d", "throughput": {"1": 1.0}}]}"""
+
+
+@pytest.fixture
+def hiccups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hiccups:
+    return Hiccups(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpcsched.patience.PATIENCE_S", 0.0)
+
+
+def begun(root: Path) -> RunDir:
+    """A run of two jobs, whose agent is gone."""
+    rundir = RunDir(root)
+    rundir.make()
+    journal = Journal(rundir.journal)
+    journal.append([ev.JobsSubmitted(at=0.0, first_id=1, jobs=(a_job("a"), a_job("b")))])
+    journal.close()
+    return rundir
+
+
+def whichever(hiccups: Hiccups, act: Callable[[], Any]) -> list[Any]:
+    """What `act` gives as each of the calls that it makes fails once, for one reason or another."""
+    found = []
+    for number in (errno.ESTALE, errno.ETIMEDOUT):
+        for calls in range(ALWAYS):
+            hiccups.fails(1, number, after=calls)
+            found.append(act())
+            if hiccups.left:  # it has not made so many
+                hiccups.left = 0
+                break
+    assert len(found) > 2
+    return found
+
+
+def test_a_run_that_has_begun_is_seen_and_taken_up(tmp_path: Path, hiccups: Hiccups) -> None:
+    rundir = begun(tmp_path / "run")
+
+    def takes_up() -> tuple[bool, int, int]:
+        refuse_other_run(rundir, resume=True)
+        rundir.make()
+        lock = RunLock(rundir)
+        rundir.sweep()
+        machine, journal, _ = open_run(rundir, make_policy)
+        journal.close()
+        lock.release()
+        return rundir.begun, len(machine.run.jobs), journal.seq
+
+    assert set(whichever(hiccups, takes_up)) == {(True, 2, 1)}
+
+
+def test_its_folder_is_the_one_that_is_meant(tmp_path: Path, hiccups: Hiccups) -> None:
+    begun(tmp_path / "hpcsched-run")
+    second = begun(tmp_path / "hpcsched-run-2")
+    assert set(whichever(hiccups, lambda: run_folders.newest(tmp_path))) == {second.root}
+    assert set(whichever(hiccups, lambda: run_folders.named(second.root, tmp_path))) == {""}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_where_nobody_says_which_that_is_no_other_one_is_taken(tmp_path: Path, hiccups: Hiccups) -> None:
+    begun(tmp_path / "hpcsched-run")
+    second = begun(tmp_path / "hpcsched-run-2")
+    hiccups.fails(ALWAYS)
+    with pytest.raises(OSError):
+        run_folders.newest(tmp_path)
+    assert run_folders.named(second.root, tmp_path) == f" --dir {second.root}"  # right, whichever is meant
+    with pytest.raises(StoreError, match="cannot read"):
+        _ = second.begun
+    with pytest.raises(StoreError, match="cannot write"):
+        RunLock(second)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+@pytest.mark.usefixtures("impatient")
+def test_a_lock_that_cannot_be_had_is_not_another_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    rundir = begun(tmp_path / "run")
+    with pytest.raises(RunDirError, match="another agent"):
+        first = RunLock(rundir)
+        RunLock(rundir)
+    first.release()
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(StoreError, match="cannot lock"):
+        RunLock(rundir)
+
+
+def test_settings_are_those_of_the_files(tmp_path: Path, hiccups: Hiccups) -> None:
+    (tmp_path / "site.toml").write_text("grace = 7\n")
+    user = tmp_path / "home" / ".config" / "hpcsched"
+    user.mkdir(parents=True)
+    (user / "config.toml").write_text("margin = 9\n")
+    environ = {"HPCSCHED_SITE_CONFIG": str(tmp_path / "site.toml"), "HOME": str(tmp_path / "home")}
+
+    def loads() -> tuple[Any, Any]:
+        values = config.load(environ, here=tmp_path).values
+        return values["grace"], values["margin"]
+
+    assert set(whichever(hiccups, loads)) == {loads()}
+
+
+def test_so_are_jobs_and_profiles(tmp_path: Path, hiccups: Hiccups) -> None:
+    jobs, profiles = tmp_path / "jobs.toml", tmp_path / "profiles.json"
+    jobs.write_text('schema = 1\n[[job]]\nname = "a"\ncommand = ["true"]\n')
+    profiles.write_text(PROFILES)
+    assert set(whichever(hiccups, lambda: len(load(jobs, workdir=tmp_path).jobs))) == {1}
+    assert set(whichever(hiccups, lambda: len(load_profiles(profiles)))) == {1}
+
+
+def test_a_script_is_recognised(tmp_path: Path, hiccups: Hiccups) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from transformers import Trainer\n")
+
+    def reads() -> bool:
+        dialects.script._read.cache_clear()
+        return "Trainer" in read_script(script).imported
+
+    assert set(whichever(hiccups, reads)) == {True}
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_that_cannot_be_read_now_is_not_taken_for_one_that_saves_nothing(
+    tmp_path: Path, hiccups: Hiccups
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from transformers import Trainer\n")
+    hiccups.fails(ALWAYS)
+    with pytest.raises(OSError):
+        read_script(script)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_without_an_answer_of_the_users_database_a_run_goes_on_without_it(
+    tmp_path: Path, hiccups: Hiccups, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profiles.db"
+    with Database(path):
+        pass
+    hiccups.fails(ALWAYS, errno.ESTALE)
+    assert profile_finder([], path)(["m"], "d") == ()
+    assert (parallel_programs(path, ["m"]), shared_uses(path, "d")) == ((), ())
+    assert layer_profile(path, "m", "d") is None
+    assert capsys.readouterr().err.count("Stale file handle; going on without what is in it") == 4
+
+
+class Batch:
+    """A batch system that takes the next job at the last of so many tries."""
+
+    says_none = False
+
+    def __init__(self, *errors: Exception) -> None:
+        self._errors = list(errors)
+
+    def reason(self) -> EndReason:
+        return EndReason.LIMIT
+
+    def submit_next(self, script: Path | None) -> str:
+        if self._errors:
+            raise self._errors.pop(0)
+        return "8"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ESTALE, "Stale file handle"),
+        BatchError("sbatch cannot be started: Stale file handle"),
+        BatchError("sbatch failed: error: Unable to open file next.sh: Input/output error"),
+    ],
+)
+def test_a_chain_goes_on_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr(requeue, "RETRY_EVERY_S", 0.0)
+    rundir = RunDir(a_run(tmp_path / "run"))
+    said = list[str]()
+    batch = cast(BatchSystem, Batch(error, error))
+    plan = RequeuePlan(how="chain", most=3, script=tmp_path / "next.sh")
+    assert requeue_or_chain(batch, plan, rundir, said.append) == WORK_LEFT
+    assert "batch job 8 goes on" in said[-1], said
+    once = cast(BatchSystem, Batch(BatchError("invalid partition"), error))
+    requeue_or_chain(once, plan, rundir, said.append)
+    assert "go on by hand" in said[-1]
+
+
+def test_a_number_that_could_not_be_claimed_keeps_nobody_out(tmp_path: Path, hiccups: Hiccups) -> None:
+    rundir = begun(tmp_path / "run")
+    record = SimpleNamespace(left=0)
+    for calls in range(20):
+        hiccups.fails(1, errno.ENOSPC, after=calls)
+        try:
+            claim_number(rundir)
+        except StoreError:
+            record.left += 1
+        hiccups.left = 0
+        for path in rundir.root.glob("agent-*"):
+            path.unlink()
+    assert record.left
