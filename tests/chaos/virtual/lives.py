@@ -224,13 +224,15 @@ def _live(world: World, *, resume: bool, check_every: int) -> Machine | None:
     schedule, disk = world.schedule, world.disk
     disk.living, disk.dead = True, False
     world.begins()
+    with disk.not_the_agent():
+        resume = resume and world.rundir.begun
     request = RunRequest(
         dir=world.rundir.root,
         devices=f"cpu:{schedule.gpus}",
-        jobs=() if resume and world.rundir.begun else schedule.jobs,
+        jobs=() if resume else schedule.jobs,
         policy=schedule.policy,
         policy_options=schedule.options,
-        resume=resume and world.rundir.begun,
+        resume=resume,
         grace_s=schedule.grace_s,
         margin_s=8.0,
     )
