@@ -85,10 +85,9 @@ FAULTS = (
     ),
     Fault(
         "a torn record stays",
-        "store/journal.py",
-        "            os.ftruncate(self._descriptor, length)\n"
-        "            os.lseek(self._descriptor, length, os.SEEK_SET)\n",
-        "            os.lseek(self._descriptor, 0, os.SEEK_END)\n",
+        "store/files.py",
+        "        os.ftruncate(descriptor, length)\n        os.lseek(descriptor, length, os.SEEK_SET)\n",
+        "        os.lseek(descriptor, 0, os.SEEK_END)\n",
     ),
     Fault(
         "commands are carried out again",

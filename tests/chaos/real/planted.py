@@ -36,9 +36,9 @@ BUGS = (
     ),
     Fault(
         "a torn tail is not cut off",
-        "store/journal.py",
-        "os.ftruncate(self._descriptor, length)\n            os.lseek(self._descriptor, length, os.SEEK_SET)",
-        "os.lseek(self._descriptor, 0, os.SEEK_END)",
+        "store/files.py",
+        "os.ftruncate(descriptor, length)\n        os.lseek(descriptor, length, os.SEEK_SET)",
+        "os.lseek(descriptor, 0, os.SEEK_END)",
         flavour="programs",
     ),
     Fault(
