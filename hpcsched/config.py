@@ -18,7 +18,7 @@ from typing import Any
 from hpcsched import trust
 from hpcsched.contract.schema import check, either, flag, many, number, one_of, printed, table, text, whole
 from hpcsched.errors import ConfigError
-from hpcsched.patience import patiently
+from hpcsched.patience import kind_of, patiently
 from hpcsched.shipped import shipped
 from hpcsched.site_rules import SiteRules
 
@@ -130,7 +130,7 @@ class Settings:
     def read(self, path: Path, *, must: bool = False, site: bool = False) -> None:
         """Lay a file's settings over those so far, a `site`'s with its rules; raises ConfigError for what it
         does not know."""
-        if not must and not _is_there(path):
+        if not must and kind_of(path) is None:
             return
         try:
             content = patiently(path.read_bytes)
@@ -140,7 +140,7 @@ class Settings:
 
     def read_found(self, path: Path, environ: Mapping[str, str]) -> None:
         """The same for a file that nobody has named: what others can write, only if the user accepted it."""
-        if not _is_there(path):
+        if kind_of(path) is None:
             return
         try:
             content, why = trust.read(path)
@@ -223,19 +223,9 @@ def load(environ: Mapping[str, str], *, here: Path, config: Path | None = None) 
     return settings
 
 
-def _is_there(path: Path) -> bool:
-    """Whether there is such a file. Raises OSError where its file system does not say: a limit, or a setting,
-    would not count."""
-    try:
-        patiently(path.stat)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
 def _site(given: str) -> Path:
     path = Path(given)
-    if _is_there(path) or path.name != given or path.suffix == ".toml":
+    if kind_of(path) is not None or path.name != given or path.suffix == ".toml":
         return path
     known = shipped("site-config", ".toml")
     if given not in known:

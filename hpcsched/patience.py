@@ -43,11 +43,14 @@ def but_for_lasting() -> Iterator[None]:
 
 
 def kind_of(path: Path) -> int | None:
-    """What is at a path, as `stat.S_IFMT` says it; None: nothing, or nothing that is for us. Asks patiently,
-    and raises OSError where the file system does not say: `Path.exists` may take that for nothing."""
-    with but_for_lasting():
+    """What is at a path, as `stat.S_IFMT` says it; None: nothing. Asks patiently, and raises OSError where
+    that is not said: `Path.exists` may take any error for nothing."""
+    try:
         return stat.S_IFMT(patiently(path.stat).st_mode)
-    return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
 
 
 def passes(error: BaseException) -> bool:

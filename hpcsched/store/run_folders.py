@@ -113,7 +113,7 @@ def _commands(inbox: Path) -> Iterator[_Command]:
     """The submits and retries of an inbox."""
     folder = inbox / "new"
     for name in _names(folder):
-        with contextlib.suppress(OSError, BadInput):
+        with contextlib.suppress(BadInput), but_for_lasting():
             command = patiently(partial(decode_file, folder / name, _Command))
             if command.command in ("submit", "retry"):
                 yield command

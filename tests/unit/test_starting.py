@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -25,6 +25,7 @@ from hpcsched.core import events as ev
 from hpcsched.dialects.script import read as read_script
 from hpcsched.errors import BatchError, StoreError
 from hpcsched.jobfile import load
+from hpcsched.patience import kind_of
 from hpcsched.policy import make_policy
 from hpcsched.store import run_folders
 from hpcsched.store.database import Database
@@ -227,16 +228,45 @@ def test_a_chain_goes_on_through_it(
     assert "go on by hand" in said[-1]
 
 
-def test_a_number_that_could_not_be_claimed_keeps_nobody_out(tmp_path: Path, hiccups: Hiccups) -> None:
+def test_a_number_that_could_not_be_claimed_keeps_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rundir = begun(tmp_path / "run")
-    record = SimpleNamespace(left=0)
-    for calls in range(20):
-        hiccups.fails(1, errno.ENOSPC, after=calls)
-        try:
+
+    def full(descriptor: int, *_: object) -> None:
+        os.close(descriptor)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fdopen", full)
+        with pytest.raises(StoreError, match="No space left"):
             claim_number(rundir)
-        except StoreError:
-            record.left += 1
-        hiccups.left = 0
-        for path in rundir.root.glob("agent-*"):
-            path.unlink()
-    assert record.left
+    assert claim_number(rundir) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_commands_that_cannot_be_read_are_not_none(tmp_path: Path, hiccups: Hiccups) -> None:
+    rundir = begun(tmp_path / "run")
+    for number in range(2):
+        (rundir.inbox / "new" / f"{number}").write_text('{"command": "retry"}')
+    assert run_folders.waits(rundir)
+    hiccups.fails(ALWAYS, after=1)  # they are there
+    with pytest.raises(OSError):
+        run_folders.waits(rundir)
+    assert hiccups.left >= ALWAYS - 2, "each was waited for"
+
+
+def test_what_leads_nowhere_is_nothing_and_what_is_not_for_us_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "file").touch()
+    paths = [tmp_path / name for name in ("loop", "file", "file/below", "none")]
+    assert list(map(kind_of, paths)) == [None, stat.S_IFREG, None, None]
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(PermissionError):
+        kind_of(tmp_path / "file")

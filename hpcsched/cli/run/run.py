@@ -421,12 +421,8 @@ def _stopped(
     )
     if plan.how and reason is None:
         return requeue_or_chain(batch, plan, rundir, tell)
-    left = life.machine.run.unfinished
-    jobs = f"{left} job{'s' * (left != 1)} left"
-    tell(
-        f"stopped with {jobs}; go on with `{run_folders.go_on(root)}`"
-        + (f" (not by itself: {reason})" if reason else "")
-    )
+    left, why = life.machine.run.unfinished, f" (not by itself: {reason})" if reason else ""
+    tell(f"stopped with {left} job{'s' * (left != 1)} left; go on with `{run_folders.go_on(root)}`{why}")
     return WORK_LEFT
 
 

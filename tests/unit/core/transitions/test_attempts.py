@@ -8,7 +8,7 @@ from hpcsched.cli.run.results import lost_work_s, overhead_s
 from hpcsched.core import events as ev
 from hpcsched.core.actions import Kill, Launch, Suspend, Terminate
 from hpcsched.core.machine import Machine
-from hpcsched.core.model import JobState, Role
+from hpcsched.core.model import JobState, Progress, Role
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.transitions.endings import MAX_LOSSES
 from hpcsched.core.view import Resize, Start
@@ -149,6 +149,20 @@ def test_what_a_program_that_went_back_did_again_is_lost_work():
     trained_s = 125.0 - overhead_s(driver.machine, job, job.attempts[0])
     assert lost_work_s(driver.machine, job, job.attempts[0]) == pytest.approx(trained_s * 25 / 125)
     assert trained_s > 100.0
+
+
+def test_the_time_that_going_back_takes_says_nothing_of_the_speed():
+    driver = one(steps=1000)
+    driver.trains(1, 1.0)
+    driver.now += 5.0
+    driver.reports(1, 20, again=20)  # the agent tells no times of the steps that are done again
+    for step in range(30, 120, 10):  # first of all those that were done before
+        driver.now += 10.0
+        done_s = driver.now if step > 40 else None
+        news = Progress(job_id=1, attempt=1, step=step, done_s=done_s, again=20)
+        driver.tell(ev.ProgressObserved, progress=(news,))
+    ((seen,),) = (points.values() for points in driver.machine.estimates.observed.seen.values())
+    assert len(seen.rates) > 4 and set(seen.rates) == {1.0}
 
 
 def test_a_program_that_goes_back_further_than_it_had_saved_has_no_newer_checkpoint():
