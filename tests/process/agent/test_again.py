@@ -29,7 +29,7 @@ def test_an_edited_job_file_is_never_ignored_in_silence(bench: Bench) -> None:
 
     assert bench("run", edited("echo no such option; exit 2", 5), *CPU).returncode == 1
     assert bench.states() == {"broken": "FAILED", "after": "CANCELLED", "counts": "COMPLETED"}
-    assert bench.job("broken")["attempt"] == 2, "the third would say the same"
+    assert bench.job("broken")["attempt"] == 3, "the next would say the same"
     jobs = edited("echo mended", 5)
     kept = bench("run", jobs, "--resume", *CPU)
     assert kept.returncode == 2
@@ -40,7 +40,7 @@ def test_an_edited_job_file_is_never_ignored_in_silence(bench: Bench) -> None:
     assert taken.returncode == 0, taken.stderr
     assert set(bench.states().values()) == {"COMPLETED"}
     *_, mark, mended = bench.output().splitlines()
-    assert mark.startswith("hpcsched: ---- attempt 3, ")
+    assert mark.startswith("hpcsched: ---- attempt 4, ")
     assert mark.endswith(", CPU slot 0, from its beginning ----")
     assert mended == "mended"
     # A completed job runs again only if asked, and then with what was taken.
