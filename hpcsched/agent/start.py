@@ -98,14 +98,14 @@ def run(
     journal cannot be written any more. Bad input for a new run leaves no run behind.
     """
     rundir = RunDir(request.dir.resolve())
-    allocation = batch.allocation()
-    refuse_other_run(rundir, resume=request.resume)
-    make_policy(request.policy or "marble", request.policy_options if request.policy else {})
-    host, user = socket.gethostname(), user_name()
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
-        # A warning that comes before the loop listens neither ends us nor is lost.
+        # A warning before the loop listens neither ends us nor is lost: what follows can take long.
         stack.enter_context(signals_wake(selector, (signal.SIGUSR1, signal.SIGUSR2)))
+        allocation = batch.allocation()
+        refuse_other_run(rundir, resume=request.resume)
+        make_policy(request.policy or "marble", request.policy_options if request.policy else {})
+        host, user = socket.gethostname(), user_name()
         joinable = request.joinable or is_joinable(rundir)
         movable = joinable and request.source is None  # a search is one of `tune`
         if request.leads and not is_joinable(rundir):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,11 @@ from hiccups import Hiccups
 from rundirs import a_run
 
 from hpcsched import config, dialects
+from hpcsched.agent import start
 from hpcsched.agent.allocation import requeue
 from hpcsched.agent.allocation.requeue import RequeuePlan, requeue_or_chain
 from hpcsched.agent.recovery import open_run
+from hpcsched.agent.request import RunRequest
 from hpcsched.agent.run_lock import refuse_other_run
 from hpcsched.batch.base import BatchSystem, EndReason
 from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
@@ -203,6 +206,31 @@ class Batch:
         if self._errors:
             raise self._errors.pop(0)
         return "8"
+
+
+class WarnsAtOnce:
+    """A batch system that warns of the end before it says anything else."""
+
+    def allocation(self) -> object:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        raise BatchError("squeue: no answer")
+
+
+def test_a_warning_before_the_first_answer_is_for_the_loop(tmp_path: Path) -> None:
+    passed_by = list[int]()
+    before = signal.signal(signal.SIGUSR2, lambda number, _: passed_by.append(number))
+    try:
+        with pytest.raises(BatchError, match="no answer"):
+            start.run(
+                RunRequest(dir=tmp_path / "run", devices="cpu:1"),
+                batch=cast(BatchSystem, WarnsAtOnce()),
+                find_profiles=lambda models, device: (),
+                find_layers=lambda model, device: None,
+                observe=lambda machine: pytest.fail("there is nothing to observe"),
+            )
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert not passed_by
 
 
 @pytest.mark.parametrize(
