@@ -88,7 +88,7 @@ class World:
         self.lost_gpus: set[int] = set()
         self.sent: dict[str, Sent] = {}
         """By the names of their files."""
-        self._told_to_end_at = float("-inf")
+        self._told_to_end_at = self._jumped_at = float("-inf")
         self.limit: float | None = None
         """When the batch job's time is up, as a Unix time."""
         self.batch_silent_until = 0.0
@@ -204,6 +204,7 @@ class World:
             case "clock jumps", (seconds,):
                 self._disturbs()
                 self.clock.jumped_s += seconds
+                self._jumped_at = self.clock.monotonic
             case "all stopped", _ if self.disk.failing in PASSING:
                 pass  # the agent waits for the disk, in the middle of a round: stops are played between two
             case "all stopped", (seconds,):
@@ -337,7 +338,9 @@ class World:
         """The agent is gone: the batch job is over, or another agent begins in it."""
         # It may be the batch system's, which kills soon after: there is no time for all then.
         hurried = self.limit is not None and self.clock.monotonic - self._told_to_end_at < KILL_WAIT_S
-        if not (died or self.disk.failing or hurried):
+        # By a clock that has jumped it may be over long before the batch system says so.
+        jumped = self.limit is not None and self._jumped_at >= self._began and self.clock.wall > self.limit
+        if not (died or self.disk.failing or hurried or jumped):
             left = self.memory.keeping()
             self.wrong += [f"job {job_id}: its state was left in memory" for job_id in left]
         self.memory.lost()
