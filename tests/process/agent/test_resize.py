@@ -251,12 +251,12 @@ def test_a_state_that_never_came_to_disk_is_lost_with_its_agent_and_counted(plac
     place.until(lambda: (folder / "STATE.json").exists(), "the first checkpoint")
     place.until(lambda: not list(folder.glob("held.*")), "durable")
     saved = json.loads((folder / "STATE.json").read_text())["step"]
+    assert place("resume", "one").returncode == 0
+    place.ready("one")
     # From here on no checkpoint can be written.
     checkpoints = folder / "checkpoint"
     checkpoints.rename(folder / "kept")
     checkpoints.write_text("in the way")
-    assert place("resume", "one").returncode == 0
-    place.ready("one")
     place.until(lambda: (place.job("one")["step"] or 0) > saved + 5, "more steps")
     assert place("suspend", "one").returncode == 0
     place.until(lambda: place.job("one")["state"] == "SUSPENDED", "suspended into memory")
