@@ -3,21 +3,23 @@
     python benchmarks/growth.py [--json] [--quick] [--jobs 10000]
 
 An agent on two CPU slots takes no-op jobs by its inbox, one command each, and its RSS is read after each
-thousand that are over: the slope over the last three quarters is what a finished job costs it for good. Then
-`status` and others, each the median of 5, at 1,000, at 10,000 and at as many as there are; and 50 `status` at
-once.
+thousand that are over: the slope over the last three quarters is what a finished job costs it for good; and
+its processor time, of which a job must not take more as there have been more. Then `status` and others, each
+the median of 5, at 1,000, at 10,000 and at as many as there are; and 50 `status` at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from common import Report, Scratch, hpcsched, main, median, ms, percentile, wait_for
@@ -33,6 +35,8 @@ AHEAD = 200
 SAMPLES, AT_ONCE = 5, 50
 GOAL_BYTES = 512
 """Goal: memory for good of a job that is over."""
+MORE = 1.25
+"""Goal: no more than so many times the processor time of the first jobs."""
 DEADLINE_S = 3600.0
 
 
@@ -45,7 +49,7 @@ def measure(options: argparse.Namespace) -> Report:
         command = hpcsched("run", "--stay", "--dir", rundir.root, "--devices", "cpu:2", "--quiet")
         with scratch.start(command) as agent:
             wait_for(lambda: agent.poll() is not None or rundir.status.exists(), "the run", deadline_s=60)
-            began, over, rss = time.monotonic(), [0], [rss_of(agent.pid)]
+            began, over, rss, used = time.monotonic(), [0], [rss_of(agent.pid)], [cpu_s_of(agent.pid)]
             sender = _Sender(rundir, jobs)
             for mark in marks:
                 sender.until(mark)
@@ -53,6 +57,7 @@ def measure(options: argparse.Namespace) -> Report:
                     raise RuntimeError(f"the agent ended: {scratch.errors}")
                 over.append(mark)
                 rss.append(rss_of(agent.pid))
+                used.append(cpu_s_of(agent.pid))
                 if mark in asked:
                     _commands(report, scratch, rundir, mark, quick=options.quick)
             report.results["jobs_per_s"] = [jobs / (time.monotonic() - began)]
@@ -65,6 +70,16 @@ def measure(options: argparse.Namespace) -> Report:
         f"{slope:.0f} bytes; RSS {rss[0] / 2**20:.1f} to {rss[-1] / 2**20:.1f} MiB",
         goal=f"at most {GOAL_BYTES} bytes",
         ok=None if options.quick else slope <= GOAL_BYTES,
+    )
+    each = [(b - a) / (n - m) for (a, b), (m, n) in zip(pairwise(used), pairwise(over), strict=True)]
+    report.results["cpu_s_a_job"] = each
+    tenth = max(1, len(each) // 10)
+    first, last = median(each[:tenth]), median(each[-tenth:])
+    report.row(
+        "processor time of the agent for a job, the first tenth of them and the last",
+        f"{ms(first)}, {ms(last)}: {last / first if first else 0:.2f}x",
+        goal=f"at most {MORE}x",
+        ok=None if options.quick else last <= MORE * first,
     )
     return report
 
@@ -154,6 +169,12 @@ def _at_once(scratch: Scratch, rundir: RunDir, number: int) -> list[float]:
     if len(walls) < number:
         raise RuntimeError(f"{number - len(walls)} of {number} `status` have failed")
     return walls
+
+
+def cpu_s_of(pid: int) -> float:
+    """Processor time of a process until now, without that of its children."""
+    times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def rss_of(pid: int) -> float:

@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from common import Report, Scratch, hpcsched, main, median, spread, wait_for
-from growth import rss_of, slope_of
+from growth import cpu_s_of, rss_of, slope_of
 
 from hpcsched.agent.inbox import Command, send
 from hpcsched.core.model import JobSpec, JobState, Kind
@@ -154,7 +154,6 @@ class Soak:
 
     def read(self) -> None:
         proc = Path(f"/proc/{self.agent.pid}")
-        times = proc.joinpath("stat").read_text().rpartition(")")[2].split()
         files = [path for path in self.rundir.root.iterdir() if path.is_file()]
         self.reads.append(
             Read(
@@ -163,7 +162,7 @@ class Soak:
                 rss=rss_of(self.agent.pid),
                 descriptors=float(len([*proc.joinpath("fd").iterdir()])),
                 threads=float(len([*proc.joinpath("task").iterdir()])),
-                cpu_s=(int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK"),
+                cpu_s=cpu_s_of(self.agent.pid),
                 file_bytes=float(sum(path.stat().st_size for path in files if path.exists())),
             )
         )

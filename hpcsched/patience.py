@@ -60,7 +60,7 @@ def passes(error: BaseException) -> bool:
 
 def settle(path: Path) -> None:
     """Wait until its file system says whether there is such a file, or for long enough."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # a name that no file has
         patiently(path.stat)
 
 

@@ -162,8 +162,9 @@ class Admission:
             else:
                 edits.kept[job.id] = keys
             edits.said[job.id] = edit_message(job, keys, update=update, living=living)
-        failed = [job.id for job in machine.run.jobs.in_state(*FAILURES)]
-        edits = replace(edits, again=tuple(i for i in failed if retry or i in edits.updated))
+        ids = sorted(edits.updated)  # to look through all that there ever were takes long: not each time
+        failed = machine.run.jobs.in_state(*FAILURES) if retry else map(machine.run.jobs.look, ids)
+        edits = replace(edits, again=tuple(job.id for job in failed if job.state in FAILURES))
         if not edits.updated:
             return edits
         specs = [edits.updated.get(job.id, job.spec) for job in machine.run.jobs.values()]

@@ -149,7 +149,7 @@ class Inbox:
         self._heard = time.monotonic()
         self.refused: list[str] = []
         """Why commands were refused that had waited for this agent: their senders are gone."""
-        for old in self._ack.iterdir():
+        for old in patiently(lambda: [*self._ack.iterdir()]):
             self._forget(old.name)
 
     def read(self, *, all_of_it: bool = False) -> list[tuple[str, Command | str]]:

@@ -25,7 +25,7 @@ from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.caught import catchers, send
 from hpcsched.launch.orphans import Process, end_processes, find_orphans, wait_for_end
-from hpcsched.patience import but_for_lasting, patiently
+from hpcsched.patience import but_for_lasting, kind_of, patiently
 from hpcsched.store import compaction, journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -63,7 +63,8 @@ def open_run(rundir: RunDir, make_policy: PolicyMaker, *, detach: bool = False) 
 
 def refuse_lost_journal(rundir: RunDir) -> None:
     """Raise RunDirError for a run directory whose journal is lost: the run would begin anew beside itself."""
-    has_been = rundir.status.exists() or any((rundir.root / files.JOBS).glob("*"))
+    jobs = rundir.root / files.JOBS
+    has_been = kind_of(rundir.status) is not None or patiently(lambda: [*jobs.iterdir()])
     if rundir.begun or not has_been:
         return
     living = len(living_processes(rundir, rundir.read_record()))
@@ -175,15 +176,16 @@ def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callab
     Their ids are given again, and a new job would find their states. `checkpoints` gives a job's folder of
     checkpoints. The caller holds the run's lock. Raises StoreError.
     """
-    names = (name for name in os.listdir(rundir.root / files.JOBS) if name.isdecimal())  # noqa: PTH208
+    jobs = rundir.root / files.JOBS
+    names = (name for name in patiently(lambda: os.listdir(jobs)) if name.isdecimal())  # noqa: PTH208
     said = []
     for job_id in sorted(int(name) for name in names if int(name) not in machine.run.jobs):
         for path in (rundir.job(job_id), checkpoints(job_id)):
-            if not path.exists():
+            if kind_of(path) is None:
                 continue  # the checkpoints are in the job's folder, mostly
             copy = next_copy(path)
             try:
-                path.rename(copy)
+                patiently(partial(path.rename, copy))
             except OSError as error:
                 raise StoreError(f"cannot rename {path} to {copy.name}: {error.strerror}") from error
             said.append(f"the journal knows no job {job_id}: its {path} is {copy.name} now")

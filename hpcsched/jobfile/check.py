@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 
 from hpcsched.contract import schema
 from hpcsched.core.model import JobSpec
@@ -15,17 +15,17 @@ def check_names(
 ) -> None:
     """Refuse duplicate names, unknown names in `after`, and cycles. `known` are the run's jobs so far;
     `again`: jobs may be among them."""
-    names: set[str] = set() if again else set(known)
+    known = known if isinstance(known, Set) else frozenset(known)  # not copied: there may be very many
+    names = set[str]()
     for spec in specs:
-        if spec.name in names:
+        if spec.name in names or (spec.name in known and not again):
             got = "in the run already" if spec.name in known else "given twice"
             schema.refuse(where, f"job {spec.name}.name", got, "a name that no other job has")
         names.add(spec.name)
-    names.update(known)
     for spec in specs:
         for other in spec.after:
-            if other not in names:
-                accepted = ", ".join(sorted(names - {spec.name})[:8]) or "names of other jobs"
+            if other not in names and other not in known:
+                accepted = ", ".join(sorted((names | known) - {spec.name})[:8]) or "names of other jobs"
                 schema.refuse(where, f"job {spec.name}.after", f"{other!r} is no job", accepted)
     try:
         graphlib.TopologicalSorter({s.name: s.after for s in specs}).prepare()

@@ -10,6 +10,7 @@ from pathlib import Path
 from hpcsched.core import events as ev
 from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import kind_of
 from hpcsched.store import journal
 from hpcsched.store.archive import Mark, Unreadable, found_parts
 from hpcsched.store.files import sync_folder, write_atomically
@@ -110,7 +111,7 @@ def repair(path: Path, make_policy: PolicyMaker) -> list[str]:
 def next_copy(path: Path) -> Path:
     """A free name for a copy beside a file."""
     number = 1
-    while (copy := path.with_name(f"{path.name}.{number}.bak")).exists():
+    while kind_of(copy := path.with_name(f"{path.name}.{number}.bak")) is not None:
         number += 1
     return copy
 

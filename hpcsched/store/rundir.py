@@ -22,7 +22,7 @@ from hpcsched.contract.codec import SMALL_BYTES
 from hpcsched.core.environments import PythonEnvironment
 from hpcsched.decoding import decode_file
 from hpcsched.errors import BadInput, NoSuchRun, StoreError
-from hpcsched.patience import but_for_lasting, passes, patiently
+from hpcsched.patience import but_for_lasting, kind_of, passes, patiently
 from hpcsched.store.archive import folder_of
 from hpcsched.store.files import write_atomically
 
@@ -242,7 +242,7 @@ class RunDir:
 
     def require(self) -> None:
         """Raise NoSuchRun unless a run (or its inbox) is here, NewerRun if a newer hpcsched wrote it."""
-        if not self.root.is_dir() or not (self.journal.exists() or self.inbox.is_dir()):
+        if kind_of(self.journal) is None and kind_of(self.inbox) is None:
             raise NoSuchRun(f"no run in {self.root}; start one with `hpcsched run`, or name it with --dir")
         self.refuse_newer()
 

@@ -13,6 +13,7 @@ from hpcsched import jobfile
 from hpcsched.contract import schema
 from hpcsched.core.model import JobSpec
 from hpcsched.errors import ConfigError
+from hpcsched.patience import patiently
 from hpcsched.planning.packing.problem import MAX_KNN_DISTANCE
 from hpcsched.tuning import command
 from hpcsched.tuning.asha import ladder
@@ -155,7 +156,7 @@ class Search:
 def read_search(path: Path) -> Search:
     """The search of a TOML file; ConfigError naming file, key, what was found and what is accepted."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = patiently(lambda: path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(where=str(path), got=str(why), accepted="a readable TOML search file") from error

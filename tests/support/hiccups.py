@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,19 @@ import pytest
 
 from hpcsched import patience
 
-CALLS = ("stat", "lstat", "scandir", "listdir", "open", "write", "unlink", "replace", "mkdir", "statvfs")
+CALLS = (
+    "stat",
+    "lstat",
+    "scandir",
+    "listdir",
+    "open",
+    "write",
+    "unlink",
+    "replace",
+    "rename",
+    "mkdir",
+    "statvfs",
+)
 
 
 class Hiccups:
@@ -29,6 +42,13 @@ class Hiccups:
     def fails(self, calls: int, number: int = errno.EIO, *, after: int = 0) -> None:
         """So many calls fail from now on, or after the next ones."""
         self.left, self.number, self._after = calls, number, after
+
+    @contextlib.contextmanager
+    def none(self) -> Iterator[None]:
+        """Within this, no call fails or counts."""
+        left, self.left = self.left, 0
+        yield
+        self.left = left
 
     def _call(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **keys: Any) -> Any:

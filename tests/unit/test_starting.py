@@ -7,10 +7,13 @@ import os
 import signal
 import stat
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import pytest
+from click.testing import CliRunner
 from hiccups import Hiccups
 from rundirs import a_run
 
@@ -20,11 +23,15 @@ from hpcsched.agent.allocation import requeue
 from hpcsched.agent.allocation.requeue import RequeuePlan, requeue_or_chain
 from hpcsched.agent.recovery import open_run
 from hpcsched.agent.request import RunRequest
+from hpcsched.agent.resources import Observer
 from hpcsched.agent.run_lock import refuse_other_run
+from hpcsched.batch import open_batch
 from hpcsched.batch.base import BatchSystem, EndReason
+from hpcsched.cli.main import cli
 from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core import events as ev
+from hpcsched.core.model import JobSpec, Kind
 from hpcsched.dialects.script import read as read_script
 from hpcsched.errors import BatchError, StoreError
 from hpcsched.jobfile import load
@@ -298,3 +305,75 @@ def test_what_leads_nowhere_is_nothing_and_what_is_not_for_us_is_told(
     monkeypatch.setattr(os, "stat", refused)
     with pytest.raises(PermissionError):
         kind_of(tmp_path / "file")
+
+
+class FarEnough(Exception):
+    """All that is looked at has been done; tells of what comes next."""
+
+
+def far_enough(*about: object) -> NoReturn:
+    raise FarEnough(*about)
+
+
+def test_the_command_itself_comes_that_far(
+    tmp_path: Path, hiccups: Hiccups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rundir = begun(tmp_path / "run")
+    (rundir.inbox / "new" / "1").write_text('{"command": "retry"}')
+    program, jobs = tmp_path / "train.sh", tmp_path / "jobs.toml"
+    program.touch(mode=0o700)
+    jobs.write_text('schema = 1\n[[job]]\nname = "c"\ncommand = ["true"]\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(start, "run", lambda order, **_: far_enough(order.resume, len(order.jobs)))
+
+    def asks(*words: str) -> str:
+        first = ["run", "--resume", "--dir", str(rundir.root), "--devices", "cpu:1", "--quiet"]
+        return repr(CliRunner().invoke(cli, [*first, *words]).exception)
+
+    for words in ((), (str(jobs),), ("--", "./train.sh")):
+        found = whichever(hiccups, partial(asks, *words))
+        assert set(found) == {repr(FarEnough(True, int(bool(words))))}, words
+
+
+class Silent:
+    """An observer that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told = list[str]()
+
+    def message(self, text: str) -> None:
+        self.told.append(text)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("again", [False, True])
+def test_and_so_does_the_agent(
+    tmp_path: Path, hiccups: Hiccups, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(start.Agent, "run", lambda self, events: far_enough([type(one) for one in events]))
+    run, number = begun(tmp_path / "run"), count()
+    job = JobSpec(name="z", kind=Kind.COMMAND, model="z", command=("true",), workdir="/tmp")
+
+    def starts() -> tuple[str, int]:
+        with hiccups.none():
+            unknown = run.job(9)  # as after a repair
+            if (copy := unknown.with_name("9.1.bak")).exists():
+                copy.rename(unknown)
+            unknown.mkdir(exist_ok=True)
+            run.status.touch()
+        root, jobs = (run.root, ()) if again else (tmp_path / f"run-{next(number)}", (job,))
+        observer = Silent()
+        with pytest.raises(FarEnough) as far:
+            start.run(
+                RunRequest(dir=root, devices="cpu:1", jobs=jobs, resume=again),
+                batch=open_batch("none", environ={}, hosts=[], launcher="auto", pyslurm="off"),
+                find_profiles=lambda models, device: (),
+                find_layers=lambda model, device: None,
+                observe=lambda machine: cast(Observer, observer),
+            )
+        return str(far.value), sum("knows no job 9" in line for line in observer.told)
+
+    found = set(whichever(hiccups, starts))
+    assert len(found) == 1 and next(iter(found))[1] == again, found

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from hpcsched.core.model import JobSpec
 from hpcsched.dialects.command import program_name
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile import matrix
+from hpcsched.patience import settle
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,15 +83,23 @@ def check_programs(specs: Iterable[JobSpec], *, same_path: bool = True) -> list[
     }
     doubts = []
     for program, workdir, path in sorted(asked, key=str):
-        if not os.path.isdir(workdir):  # noqa: PTH112 - whatever the name is
+        if not _surely(partial(os.path.isdir, workdir), workdir):  # whatever the name is
             raise ConfigError(where=repr(workdir), got="no such folder", accepted="the folder to run in")
         here = os.path.join(workdir, program)  # noqa: PTH118
-        if not shutil.which(here if "/" in program else program, path=path):
+        if not _surely(partial(shutil.which, here if "/" in program else program, path=path), here):
             error = _not_found(program, there=os.path.isfile(here))  # noqa: PTH113
             if same_path or "/" in program:
                 raise error
             doubts.append(error)
     return doubts
+
+
+def _surely(ask: Callable[[], object], path: str) -> bool:
+    """Whether it is so; asked again where not: of a file system that does not answer it is not so, too."""
+    if ask():
+        return True
+    settle(Path(path))
+    return bool(ask())
 
 
 def _not_found(program: str, *, there: bool) -> ConfigError:

@@ -70,7 +70,7 @@ def of_run(rundir: RunDir) -> tuple[str, Mapping[str, Any]] | None:
     """The policy that a run had last, with its options; None before it began."""
     from hpcsched.store.replay import last_start
 
-    start = last_start(rundir.journal) if rundir.journal.exists() else None
+    start = last_start(rundir.journal) if rundir.begun else None
     return (start.policy, start.policy_options) if start else None
 
 

@@ -46,6 +46,7 @@ from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError, HpcschedError
+from hpcsched.patience import kind_of
 from hpcsched.store import run_folders
 
 if TYPE_CHECKING:
@@ -264,14 +265,14 @@ def conduct(
     resume = goes_on(asked)
     rundir = find_run(ctx, dir_, begins=not resume)
     nothing = jobs is None and not made and source is None and stay_s is None
-    if nothing and not rundir.journal.exists() and not Inbox.waiting(rundir):
+    if nothing and kind_of(rundir.journal) is None and not Inbox.waiting(rundir):
         raise click.UsageError(
             "name a job file (JOBS.toml) or a command; nothing is waiting in the run directory either"
         )
-    if source is None and (rundir.root / run_folders.KEPT_SEARCH).exists():
+    if source is None and kind_of(rundir.root / run_folders.KEPT_SEARCH) is not None:
         accepted = "hpcsched tune SEARCH.toml --resume, or another --dir"
         raise ConfigError(where="--dir", got=f"{rundir.root} belongs to a search", accepted=accepted)
-    record = rundir.read_record() if resume and rundir.journal.exists() else None
+    record = rundir.read_record() if resume and kind_of(rundir.journal) is not None else None
     if record and ctx.get_parameter_source("devices") is click.core.ParameterSource.DEFAULT:
         devices = record.devices
     if record and record.environment and not was_said(ctx) and (environment is None or source is None):

@@ -22,6 +22,7 @@ from hpcsched.cli.run.search_display import SearchDisplay
 from hpcsched.cli.run.search_result import SearchResult, keep_trials, search_result
 from hpcsched.core.machine import Machine
 from hpcsched.errors import ConfigError, StoreError
+from hpcsched.patience import kind_of, patiently
 from hpcsched.store.files import write_atomically
 from hpcsched.store.run_folders import KEPT_SEARCH, SEARCH_COMMAND
 from hpcsched.store.rundir import RunDir
@@ -81,7 +82,7 @@ def tune(
     if compare == asked.packing:
         accepted = f"another packing than {asked.packing}, which it is to be compared with"
         raise ConfigError(where="--compare", got=compare, accepted=accepted)
-    if compare and not resume and RunDir(Path(once_more["dir_"])).journal.exists():
+    if compare and not resume and RunDir(Path(once_more["dir_"])).begun:
         got, accepted = f"{once_more['dir_']} holds a run already", "--resume, or another --dir"
         raise ConfigError(where="--compare", got=got, accepted=accepted)
     words = [f"--packing {packing}"] * bool(packing) + [f"--compare {compare}"] * (compare != asked.against)
@@ -127,19 +128,19 @@ def _search(
 ) -> tuple[int, SearchResult | None]:
     """One search as a run; its exit code, and what has come of it, if it came to its end."""
     kept = find_run(ctx, options["dir_"]).root / KEPT_SEARCH
-    if options["resume"] and kept.exists():
+    if options["resume"] and kind_of(kept) is not None:
         _check_same(asked, kept, file)
     if (short := asked.shortage()) and not options["quiet"]:
         say(f"hpcsched: {short}", err=True)
-    source, text = source_of(asked), file.read_text(encoding="utf-8")
+    source, text = source_of(asked), patiently(lambda: file.read_text(encoding="utf-8"))
     program = ProgramTrials(asked, find_run(ctx, options["dir_"]).root) if asked.command else None
     trials = program or Trials()
     like = example_of(asked)
     results: list[SearchResult] = []
 
     def display(machine: Machine) -> SearchDisplay:
-        if not kept.exists():
-            with contextlib.suppress(StoreError):  # whatever is wrong there, the journal will tell
+        with contextlib.suppress(OSError, StoreError):  # whatever is wrong there, the journal will tell
+            if kind_of(kept) is None:
                 write_atomically(kept, text.encode())
                 whole = command.replace(f"tune {file}", f"tune {shlex.quote(str(file.absolute()))}", 1)
                 again = f"hpcsched {whole} --resume --dir {shlex.quote(str(root))}"
@@ -180,7 +181,7 @@ def _search(
 
 def _check_same(asked: Search, kept: Path, file: Path) -> None:
     """Refuse to go on with a search that has become another one: its trials would not be the same."""
-    before = parse_search(kept.read_text(encoding="utf-8"), where=str(kept))
+    before = parse_search(patiently(lambda: kept.read_text(encoding="utf-8")), where=str(kept))
     # A pattern that found nothing may be mended; what another one has found decides already.
     read = asked.command and ProgramTrials(asked, kept.parent).any_read()
     for key in (
