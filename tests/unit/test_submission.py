@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import KeysView
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from hpcsched.agent.inbox import Command, Inbox, send
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import Device, HostCores, JobSpec, Kind
 from hpcsched.core.needs import Needs
+from hpcsched.core.packed import Jobs
 from hpcsched.core.reasons import Why
 from hpcsched.decoding import decode
 from hpcsched.errors import ConfigError
@@ -182,6 +185,28 @@ def test_jobs_that_were_cancelled_before_an_agent_took_them_come_as_such_and_nee
     assert driver.states() == ["STARTING", "CANCELLED", "CANCELLED", "PENDING"]
     assert answer.ids == [2, 3, 4] and answer.kept == []
     assert driver.job("a").story[-1].reason.why is Why.CANCELLED
+
+
+def test_to_submit_a_job_does_not_go_through_all_that_there_have_been(monkeypatch):
+    driver = Driver(a_job("known", kind=Kind.COMMAND, command=("true",)), gpus=1)
+    gone_through = Mock(side_effect=AssertionError("all of them"))
+
+    class Keys(KeysView):
+        __iter__ = gone_through
+
+    class Names(dict):
+        def keys(self):
+            return Keys(self)
+
+    driver.machine.run.by_name = Names(driver.machine.run.by_name)
+    monkeypatch.setattr(Jobs, "_ids", gone_through)
+    admission = Admission(machine=driver.machine, find_profiles=lambda models, gpu_type: (), stand_ins=False)
+    jobs = [a_job(name, kind=Kind.COMMAND, command=("true",), after=("known",)) for name in ("a", "b")]
+    for more in ({}, {"update": True}):
+        _, answer = admission.submitted(
+            Command(command="submit", jobs=jobs, **more), at=0.0, gpus=1, cause="x"
+        )
+        assert answer.ids == [2, 3]
 
 
 def test_a_cancelled_job_leaves_its_name_to_one_that_was_submitted_later(tmp_path):
