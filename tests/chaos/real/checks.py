@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -34,6 +35,7 @@ from .ledgers import (
     surely_whole,
     widest,
 )
+from .programs import NOT_SAVED
 from .schedule import TORCH, Job
 from .world import Answer, World
 
@@ -56,6 +58,10 @@ _ORDERLY = ("suspend", "resume", "submit", "hold", "release", "SIGTERM", "no sna
 _TOLD_TO_END = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """Of one that was to leave before it could save, and did not end in time: it may load its libraries."""
 
+_NO_ROOM_FOR_JOBS = f"{os.strerror(errno.ENOSPC)} for jobs"
+_SEEN_WITHIN_S = 1.0
+"""How long the agent may take to look why a program has failed."""
+
 HARMLESS = ("no snapshot", "noise in the inbox", "clock ")
 """What goes wrong and neither ends nor stops any process."""
 
@@ -73,6 +79,7 @@ def violations(world: World, weights: dict[str, float]) -> list[str]:
     found += _states(world, machine)
     found += _weights(world, page, weights)
     found += _hiccups(world, machine)
+    found += _full_disks(world, machine)
     for name in world.ledgers():
         found += _training(world, machine, name)
     found += _counts(world, machine)
@@ -190,6 +197,25 @@ def _hiccups(world: World, machine: Machine) -> Iterator[str]:
         if event.code not in (0, SUSPENDED, *_TOLD_TO_END):
             name = machine.run.jobs[event.job_id].spec.name
             yield f"{name}: attempt {event.attempt} ended with {event.code}, but for the disk all was well"
+
+
+def _full_disks(world: World, machine: Machine) -> Iterator[str]:
+    """Who fails as its disk is full, as that one says itself, has not failed by its own fault."""
+    exits = {
+        (event.job_id, event.attempt): event
+        for event, _ in journal.read(world.bench.rundir.journal)
+        if isinstance(event, WorkersExited)
+    }
+    for (since, what), (until, then) in pairwise(world.disturbed):
+        if (what, then) != (_NO_ROOM_FOR_JOBS, "healed"):
+            continue
+        for name in world.ledgers():
+            for line in world.ledger(name):
+                exited = exits.get((machine.run.by_name.get(name, 0), line.attempt))
+                if line.what != "fail" or exited is None or not since < line.at < until - _SEEN_WITHIN_S:
+                    continue
+                if (line.step == errno.ENOSPC or exited.code == NOT_SAVED) and not exited.no_room:
+                    yield f"{name}: that its disk was full as attempt {line.attempt} failed is not seen"
 
 
 def _training(world: World, machine: Machine, name: str) -> Iterator[str]:

@@ -135,6 +135,9 @@ save; note done $step
 """
 """The same in shell; `{ledger}`, `{pause}` and `{every}` are replaced."""
 
+NOT_SAVED = 74
+"""The exit code of the one in shell that cannot save."""
+
 OWN_SAVES = r"""
 import json, os, signal, sys, time
 
