@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ _TOLD_TO_END = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """Of one that was to leave before it could save, and did not end in time: it may load its libraries."""
 
 _NO_ROOM_FOR_JOBS = f"{os.strerror(errno.ENOSPC)} for jobs"
-_SEEN_WITHIN_S = 1.0
+_SEEN_WITHIN_S = 1.5
 """How long the agent may take to look why a program has failed."""
 
 HARMLESS = ("no snapshot", "noise in the inbox", "clock ")
@@ -206,16 +206,16 @@ def _full_disks(world: World, machine: Machine) -> Iterator[str]:
         for event, _ in journal.read(world.bench.rundir.journal)
         if isinstance(event, WorkersExited)
     }
-    for (since, what), (until, then) in pairwise(world.disturbed):
-        if (what, then) != (_NO_ROOM_FOR_JOBS, "healed"):
-            continue
-        for name in world.ledgers():
-            for line in world.ledger(name):
-                exited = exits.get((machine.run.by_name.get(name, 0), line.attempt))
-                if line.what != "fail" or exited is None or not since < line.at < until - _SEEN_WITHIN_S:
-                    continue
-                if (line.step == errno.ENOSPC or exited.code == NOT_SAVED) and not exited.no_room:
-                    yield f"{name}: that its disk was full as attempt {line.attempt} failed is not seen"
+    full = [since for since, what in world.disturbed if what == _NO_ROOM_FOR_JOBS]
+    for since, name in product(full, world.ledgers()):
+        later = (at for at, what in world.disturbed if at > since and (what == "healed" or " for " in what))
+        until = next(later, since)
+        for line in world.ledger(name):
+            exited = exits.get((machine.run.by_name.get(name, 0), line.attempt))
+            if line.what != "fail" or exited is None or not since < line.at < until - _SEEN_WITHIN_S:
+                continue
+            if (line.step == errno.ENOSPC or exited.code == NOT_SAVED) and not exited.no_room:
+                yield f"{name}: that its disk was full as attempt {line.attempt} failed is not seen"
 
 
 def _training(world: World, machine: Machine, name: str) -> Iterator[str]:

@@ -356,6 +356,7 @@ PLAYED: dict[str, Callable[[Faults, Fault], None]] = {
     "noise in the inbox": Faults.noise,
     "clock": Faults.clock,
     "disk": Faults.disk,
+    "full for jobs": Faults.disk,
     "slow disk": Faults.disk,
     "hiccup": Faults.disk,
     "stale": Faults.disk,

@@ -281,7 +281,17 @@ _OF = {
         "hiccup",
         "disk",
     ),
-    "disks": ("disk", "disk", "disk", "hiccup", "slow disk", "stale", "kill agent", "kill worker"),
+    "disks": (
+        "disk",
+        "disk",
+        "full for jobs",
+        "full for jobs",
+        "hiccup",
+        "slow disk",
+        "stale",
+        "kill agent",
+        "kill worker",
+    ),
     "walltime": (
         "batch",
         "batch",
@@ -361,6 +371,9 @@ def _fault(
             more = {errno.ENOSPC: ROOM, errno.EIO: UNLINK}.get(number, 0)  # where it is full files can go
             rule = Rule(WRITING | more, who, number, chance=random.choice((0.1, 1.0)))
             return Fault(at, kind, (rule, random.choice((0.3, 1.0, 3.0))))
+        case "full for jobs":
+            rule = Rule(WRITING | ROOM, WORKER, errno.ENOSPC, chance=random.choice((0.3, 1.0)))
+            return Fault(at, kind, (rule, random.choice((3.0, 6.0))))
         case "slow disk":
             rule = Rule(SYNC, delay_s=random.choice((0.1, 0.5)), chance=random.choice((0.3, 1.0)))
             return Fault(at, kind, (rule, random.choice((1.0, 3.0))))
