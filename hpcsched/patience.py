@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -51,6 +52,21 @@ def kind_of(path: Path) -> int | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return None
         raise
+
+
+def move(path: Path, to: Path) -> None:
+    """Put a file or folder in the place of another one, patiently: an error may be told of what was done.
+    Raises OSError."""
+    about = patiently(path.lstat)
+
+    def act() -> None:
+        try:
+            path.replace(to)
+        except FileNotFoundError:
+            if not os.path.samestat(os.lstat(to), about):
+                raise
+
+    patiently(act)
 
 
 def passes(error: BaseException) -> bool:

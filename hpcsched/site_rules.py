@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hpcsched.contract.schema import Accepted, check, many, number, printed, table
 from hpcsched.errors import ConfigError
+from hpcsched.patience import settle
 
 LIMIT_KEYS = {
     "least": number("the least that is accepted: a number"),
@@ -53,6 +55,7 @@ class Limit:
         """Whether a value is accepted. Links in a place are followed."""
         if not self.below:
             return bool(self.nearest(value) == value)
+        settle(Path(value))
         real = os.path.realpath(value)
         roots = (os.path.realpath(root) for root in self.below)
         return any(real == root or real.startswith(f"{root.rstrip('/')}/") for root in roots)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from hpcsched.accounts import name_of
 from hpcsched.decoding import opened
 from hpcsched.errors import BadInput, ConfigError
+from hpcsched.patience import kind_of, patiently
 
 MAX_BYTES = 1 << 20
 """The largest settings file (chosen)."""
@@ -25,9 +27,7 @@ def read(path: Path) -> tuple[bytes, str]:
     Raises ConfigError if it cannot be read.
     """
     try:
-        with opened(path) as (file, facts):
-            content = file.read(MAX_BYTES + 1)
-        link, folder = path.lstat(), path.parent.stat()
+        content, facts, link, folder = patiently(partial(_content_and_facts, path))
     except BadInput as error:
         raise ConfigError(where=str(path), got="not a regular file", accepted="a readable file") from error
     except OSError as error:
@@ -45,9 +45,14 @@ def read(path: Path) -> tuple[bytes, str]:
     return content, ""
 
 
+def _content_and_facts(path: Path) -> tuple[bytes, os.stat_result, os.stat_result, os.stat_result]:
+    with opened(path) as (file, facts):
+        return file.read(MAX_BYTES + 1), facts, path.lstat(), path.parent.stat()
+
+
 def accepted(path: Path, content: bytes, environ: Mapping[str, str]) -> bool:
     """Whether the user has accepted this file with this content."""
-    return _mark(path, content, environ).exists()
+    return kind_of(_mark(path, content, environ)) is not None
 
 
 def accept(path: Path, content: bytes, environ: Mapping[str, str]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from hpcsched import jobfile, submission
 from hpcsched.agent.inbox import Answer, Command
@@ -167,10 +168,23 @@ class Admission:
         edits = replace(edits, again=tuple(job.id for job in failed if job.state in FAILURES))
         if not edits.updated:
             return edits
-        specs = [edits.updated.get(job.id, job.spec) for job in machine.run.jobs.values()]
-        jobfile.check_names(specs, where=where)
+        waits_for = self._waited_for(edits.updated)
+        jobfile.check_names(waits_for, where=where, known=machine.run.by_name.keys(), again=True)
         found = self._checked(list(edits.updated.values()), gpus=gpus, where=where)
         return replace(edits, profiles=found)
+
+    def _waited_for(self, updated: Mapping[int, JobSpec]) -> list[JobSpec]:
+        """These definitions, and those of all jobs that they wait for, with their changes: whoever waits in a
+        circle now is among them."""
+        run = self.machine.run
+        found = {spec.name: spec for spec in updated.values()}
+        line = [*found.values()]
+        for spec in line:
+            for name in spec.after:
+                if name not in found and (job_id := run.by_name.get(name)) is not None:
+                    found[name] = run.jobs.look(job_id).spec
+                    line.append(found[name])
+        return line
 
     def submitted(
         self, command: Command, *, at: float, gpus: int, cause: str
@@ -250,12 +264,15 @@ class Admission:
         new = {job.model for job in jobs if shares_a_gpu(job)}
         if not new:
             return ()
-        old = {job.spec.model for job in self.machine.run.jobs.values() if shares_a_gpu(job.spec)}
-        if not new - old:
-            return ()
-        return tuple(
-            use for use in self.find_shared() if (new - old) & {*use.models} and {*use.models} <= old | new
-        )
+        first = new - self._sharing
+        self._sharing.update(new)
+        found = self.find_shared() if first else ()
+        return tuple(use for use in found if first & {*use.models} and {*use.models} <= self._sharing)
+
+    @cached_property
+    def _sharing(self) -> set[str]:
+        """The models of the run's jobs that share devices; looked for once: there may be very many."""
+        return {job.spec.model for job in self.machine.run.jobs.values() if shares_a_gpu(job.spec)}
 
     def cannot_start(self) -> list[str]:
         """Why the jobs that wait can never start on what is left here: a line each."""

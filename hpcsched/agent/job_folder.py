@@ -12,6 +12,7 @@ from hpcsched.contract import files
 from hpcsched.decoding import read_tail
 from hpcsched.errors import BadInput
 from hpcsched.ownership import make_private
+from hpcsched.patience import kind_of
 from hpcsched.watchers import PRIVATE, make_folder, mode_in
 
 TAIL_BYTES = 4096
@@ -76,9 +77,9 @@ def put_aside(folder: Path, checkpoints: Path, attempt: int) -> None:
     The folder `checkpoints` is renamed in its parent folder. Raises OSError.
     """
     aside = _aside(folder, attempt)
-    if aside.exists():
+    if kind_of(aside) is not None:
         return
-    if checkpoints.exists():
+    if kind_of(checkpoints) is not None:
         checkpoints.rename(checkpoints.with_name(files.checkpoint_before(checkpoints.name, attempt)))
     try:
         (folder / files.STATE).rename(aside)
@@ -88,4 +89,4 @@ def put_aside(folder: Path, checkpoints: Path, attempt: int) -> None:
 
 def is_aside(folder: Path, attempt: int) -> bool:
     """Whether the state in a job's folder was saved since this attempt began the job anew."""
-    return _aside(folder, attempt).exists()
+    return kind_of(_aside(folder, attempt)) is not None

@@ -25,7 +25,7 @@ from hpcsched.core.transitions.decisions import PolicyMaker
 from hpcsched.errors import BadInput, HpcschedError, StoreError
 from hpcsched.launch.caught import catchers, send
 from hpcsched.launch.orphans import Process, end_processes, find_orphans, wait_for_end
-from hpcsched.patience import but_for_lasting, kind_of, patiently
+from hpcsched.patience import but_for_lasting, kind_of, move, patiently
 from hpcsched.store import compaction, journal
 from hpcsched.store.repair import next_copy
 from hpcsched.store.replay import replay
@@ -185,7 +185,7 @@ def put_unknown_jobs_aside(rundir: RunDir, machine: Machine, checkpoints: Callab
                 continue  # the checkpoints are in the job's folder, mostly
             copy = next_copy(path)
             try:
-                patiently(partial(path.rename, copy))
+                move(path, copy)
             except OSError as error:
                 raise StoreError(f"cannot rename {path} to {copy.name}: {error.strerror}") from error
             said.append(f"the journal knows no job {job_id}: its {path} is {copy.name} now")

@@ -6,6 +6,7 @@ import socket
 import time
 
 from hpcsched.errors import ConfigError
+from hpcsched.patience import patiently
 from hpcsched.store.run_folders import waits
 from hpcsched.store.rundir import (
     SNAPSHOT_PERIOD_S,
@@ -95,6 +96,6 @@ def _see_that_nothing_moves(rundir: RunDir, lock: RunLock) -> None:
 
 def _last_sign(rundir: RunDir) -> int:
     try:
-        return rundir.status.stat().st_mtime_ns
+        return patiently(rundir.status.stat).st_mtime_ns
     except OSError:
         return 0

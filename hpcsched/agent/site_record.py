@@ -22,6 +22,9 @@ from hpcsched.store.site_records import Life, Training
 PERIOD_S = 600.0
 """How often it is written, in real seconds (chosen): what a killed agent may leave out."""
 
+MOST_SHARE = 0.01
+"""The largest share of the time that goes into it (chosen)."""
+
 
 _NOBODY = (0, 0)
 
@@ -121,8 +124,9 @@ class SiteRecord:
     def look(self, _: float) -> None:
         """Write what there is, if that is due; never raises."""
         if self._clock() >= self._due and self._begun:
-            self._due = self._clock() + PERIOD_S
+            began = self._clock()
             self._write(over=False)
+            self._due = began + max(PERIOD_S, (self._clock() - began) / MOST_SHARE)
 
     def close(self) -> None:
         """Write it for the last time."""

@@ -12,6 +12,7 @@ from typing import Any
 from hpcsched.batch.base import BatchJobState, EndReason
 from hpcsched.contract.exits import CANNOT_SAVE, WORK_LEFT
 from hpcsched.errors import BadInput, BatchError
+from hpcsched.patience import patiently
 from hpcsched.printing import printable
 
 _STATES = {
@@ -213,7 +214,7 @@ def slots_of(environ: Mapping[str, str]) -> dict[str, int]:
     file = environ.get("LSB_DJOB_HOSTFILE", "")
     if file:
         try:
-            names = Path(file).read_text().split()
+            names = patiently(Path(file).read_text).split()
         except OSError as error:
             names = []
             reason = f"LSB_DJOB_HOSTFILE {file}: {error.strerror}"

@@ -12,6 +12,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from hpcsched.batch import sge_text
@@ -241,7 +242,8 @@ class Sge(BatchSystem):
             slots = self._environ.get("NSLOTS", "")
             return {self._name(): int(slots) if re.fullmatch(r"[0-9]{1,6}", slots) else 1}
         try:
-            text = read_file(Path(file), most_bytes=_MOST_BYTES).decode("utf-8", "replace")
+            data = patiently(partial(read_file, Path(file), most_bytes=_MOST_BYTES))
+            text = data.decode("utf-8", "replace")
         except (OSError, BadInput) as error:
             raise BatchError(f"PE_HOSTFILE cannot be read: {error}") from None
         return sge_text.host_slots(text)

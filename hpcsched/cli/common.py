@@ -396,6 +396,7 @@ def database_path(given: str | None) -> Path:
 
 def check_chart(path: Path, option: str = "--gantt") -> None:
     """Refuse a figure that could not be written at the end."""
+    settle(path.absolute().parent)
     if not path.absolute().parent.is_dir():
         raise ConfigError(where=option, got=f"no folder {path.parent}", accepted="a file in a folder")
     if path.is_dir():

@@ -59,6 +59,8 @@ class Jobs(dict[int, Job]):
         self.read: Callable[[bytes], Job] | None = None
         """What makes jobs of the bytes that are kept."""
         self._packed_states = Counter[JobState]()
+        self._newest_end_s = 0.0
+        """When the last one ended of those that have been packed."""
         self.last_id = 0
         """The largest of all ids; 0: there is none."""
 
@@ -95,6 +97,7 @@ class Jobs(dict[int, Job]):
         self._packed.extend([b""] * (job_id + 1 - len(self._packed)))
         self._packed[job_id] = _HEAD.pack(_NUMBERS[state], ended_s, alike) + data
         self._packed_states[state] += 1
+        self._newest_end_s = max(self._newest_end_s, ended_s)
 
     def keep(self, jobs: Iterable[Kept], read: Callable[[bytes], Job], *, most: int) -> None:
         """Take jobs in that are over, as bytes of which `read` makes jobs when they are asked for.
@@ -166,7 +169,8 @@ class Jobs(dict[int, Job]):
 
     def since(self, at: float) -> Iterator[Job]:
         """Those that were not over before this time of the run's clock, in the order of ids."""
-        packed = (job_id for job_id in self._ids() if _HEAD.unpack_from(self._packed[job_id])[1] >= at)
+        ids = self._ids() if at <= self._newest_end_s else ()  # mostly none: there may be very many
+        packed = (job_id for job_id in ids if _HEAD.unpack_from(self._packed[job_id])[1] >= at)
         others = (i for i, job in super().items() if not job.state.final or (job.ended_s or 0.0) >= at)
         return self.each([*packed, *others])
 

@@ -8,6 +8,7 @@ import signal
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from hpcsched.contract import files, variables
@@ -21,6 +22,7 @@ from hpcsched.launch.base import LaunchPlan
 from hpcsched.launch.environment import attempt_variables
 from hpcsched.launch.remote.keys import store_key
 from hpcsched.ownership import make_private
+from hpcsched.patience import patiently
 
 
 def job_dir(run_dir: Path, job_id: int) -> Path:
@@ -42,9 +44,9 @@ def claim_checkpoints(checkpoints: Path, run_id: str) -> None:
     """
     folder = checkpoints / run_id
     with contextlib.suppress(OSError):  # no room, as for checkpoints: jobs wait for that
-        make_private(folder)
+        patiently(partial(make_private, folder))
     with contextlib.suppress(OSError):
-        seen = folder.lstat()
+        seen = patiently(folder.lstat)
         ours = stat.S_ISDIR(seen.st_mode) and seen.st_uid in (os.geteuid(), 0)
         if not ours or seen.st_mode & stat.S_IWOTH:
             got = f"{folder} is a link, somebody else's, or one that everybody may write"

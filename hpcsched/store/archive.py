@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
+from hpcsched.patience import patiently
 from hpcsched.store.files import sync_folder, write_atomically
 from hpcsched.watchers import make_folder
 
@@ -69,7 +71,7 @@ def read_part(journal: Path, before: Mark, end: Mark) -> bytes:
     try:
         if not 0 <= length <= MOST_PART_BYTES:
             raise BadInput("a length is wrong")
-        packed = read_file(path, most_bytes=MOST_PART_BYTES)
+        packed = patiently(partial(read_file, path, most_bytes=MOST_PART_BYTES))
         data = zlib.decompressobj(_GZIP).decompress(packed, length + 1)
         if len(data) != length or zlib.crc32(data, before.crc) != end.crc:
             raise BadInput("it is not what was written")

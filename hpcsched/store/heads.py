@@ -10,6 +10,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -49,15 +50,9 @@ def claim_number(rundir: RunDir) -> int:
     if claims and newest > last and _begins(claims[newest]):
         raise RunDirError(occupied(rundir))
     number = max(last, newest) + 1
-    path, pid = rundir.root / f"{_PREFIX}{number}", os.getpid()
+    path = rundir.root / f"{_PREFIX}{number}"
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(_Claim(os.uname().nodename, pid, process_started(pid) or 0)))
-        except OSError:
-            patiently(path.unlink)  # a claim without a name keeps others out
-            raise
+        patiently(partial(_write_claim, path))
     except FileExistsError:
         raise RunDirError(occupied(rundir)) from None
     except OSError as error:
@@ -68,12 +63,23 @@ def claim_number(rundir: RunDir) -> int:
     return number
 
 
+def _write_claim(path: Path) -> None:
+    pid = os.getpid()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(_Claim(os.uname().nodename, pid, process_started(pid) or 0)))
+    except OSError:
+        patiently(path.unlink)  # a claim without a name keeps others out
+        raise
+
+
 def give_up_number(rundir: RunDir, number: int) -> None:
     """Let others claim a number that this process has claimed, and that no agent has come to use."""
     record = rundir.read_record()
     if record is None or record.epoch < number:
         with contextlib.suppress(OSError):
-            (rundir.root / f"{_PREFIX}{number}").unlink()
+            patiently((rundir.root / f"{_PREFIX}{number}").unlink)
 
 
 class Superseded(StoreError):
@@ -96,12 +102,13 @@ def keep_options(rundir: RunDir, options: Sequence[str]) -> None:
 def kept_options(rundir: RunDir) -> tuple[str, ...] | None:
     """These options; None where no other agent can take the run over."""
     with contextlib.suppress(OSError, BadInput):
-        return decode_file(rundir.root / OPTIONS, tuple[str, ...], most_bytes=SMALL_BYTES)
+        path = rundir.root / OPTIONS
+        return patiently(lambda: decode_file(path, tuple[str, ...], most_bytes=SMALL_BYTES))
     return None
 
 
 def _claims(rundir: RunDir) -> dict[int, Path]:
-    paths = [path for path in rundir.root.iterdir() if path.name.startswith(_PREFIX)]
+    paths = patiently(lambda: [path for path in rundir.root.iterdir() if path.name.startswith(_PREFIX)])
     found = {path.name.removeprefix(_PREFIX): path for path in paths}
     return {int(number): path for number, path in found.items() if number.isdecimal() and number.isascii()}
 
@@ -109,9 +116,9 @@ def _claims(rundir: RunDir) -> dict[int, Path]:
 def _begins(path: Path) -> bool:
     """Whether the agent that has claimed a number may still be at its start."""
     with contextlib.suppress(OSError, BadInput):
-        claim = decode_file(path, _Claim, most_bytes=SMALL_BYTES)
+        claim = patiently(lambda: decode_file(path, _Claim, most_bytes=SMALL_BYTES))
         if claim.host == os.uname().nodename:
             return process_started(claim.pid) == claim.started
     with contextlib.suppress(OSError):
-        return time.time() - path.stat().st_mtime < BEGINS_WITHIN_S
+        return time.time() - patiently(path.stat).st_mtime < BEGINS_WITHIN_S
     return False

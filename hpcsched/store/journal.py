@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from zlib import crc32
 
 import msgspec
@@ -33,7 +33,7 @@ from hpcsched.core import events as ev
 from hpcsched.decoding import decode as decode_as
 from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
-from hpcsched.patience import patiently
+from hpcsched.patience import move, patiently
 from hpcsched.store.archive import Mark, read_part
 from hpcsched.store.files import open_behind, sync_folder, write_all
 from hpcsched.store.rundir import NewerRun
@@ -288,21 +288,28 @@ def detach(path: Path) -> None:
     """Put a copy in a journal's place, so that an agent that still has the other one open writes no record
     any more: it finds that its file is gone, and what it had written by then is in the copy. Raises
     StoreError."""
-    copy = path.with_name(f".{path.name}.tmp")
     try:
-        copy.unlink(missing_ok=True)
-        with path.open("rb") as old, copy.open("xb") as new:
-            os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
-            shutil.copyfileobj(old, new)
-            new.flush()
-            os.fsync(new.fileno())
-            copy.replace(path)
+        with contextlib.ExitStack() as stack:
+            copy, old, new = patiently(partial(_copied, path, stack))
+            move(copy, path)
             shutil.copyfileobj(old, new)  # what was written between the two
             new.flush()
             os.fsync(new.fileno())
-        sync_folder(path.parent)
+        patiently(partial(sync_folder, path.parent))
     except OSError as error:
         raise StoreError(f"cannot take {path} over: {error.strerror or error}") from error
+
+
+def _copied(path: Path, stack: contextlib.ExitStack) -> tuple[Path, BinaryIO, BinaryIO]:
+    """A copy beside a file, on disk, and both of them open behind what is copied. Raises OSError."""
+    copy = path.with_name(f".{path.name}.tmp")
+    copy.unlink(missing_ok=True)
+    old, new = stack.enter_context(path.open("rb")), stack.enter_context(copy.open("xb"))
+    os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
+    shutil.copyfileobj(old, new)
+    new.flush()
+    os.fsync(new.fileno())
+    return copy, old, new
 
 
 class Journal:

@@ -180,7 +180,7 @@ class SnapshotWriter:
             changed |= {i for i in ids if not machine.run.jobs.is_over(i)}
             self._plan = plan
         if machine.deadline.draining != self._draining:  # what all that wait are waiting for
-            changed |= {job.id for job in machine.run.jobs.values() if not job.state.final}
+            changed |= {job.id for job in machine.run.jobs.left()}
             self._draining = machine.deadline.draining
         changed |= machine.run.active.keys()
         if self._rows.lacks():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 from hpcsched.contract import codec, files
@@ -81,14 +82,15 @@ class ProgramTrials(Trials):
         """The same, which is there from now on. Raises StoreError."""
         folder = self.folder(trial)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            patiently(partial(folder.mkdir, parents=True, exist_ok=True))
         except OSError as error:
             raise StoreError(f"cannot make {folder}: {error.strerror}") from error
         return folder
 
     def any_read(self) -> bool:
         """Whether a metric has been read in this run, now or earlier."""
-        return any((self._rundir.root / files.JOBS).glob(f"*/{files.metric('*')}"))
+        jobs = self._rundir.root / files.JOBS
+        return patiently(lambda: any(jobs.glob(f"*/{files.metric('*')}")))
 
     def _value(self, job: Job, trial: int, bracket: int, rung: int) -> float | None:
         """The metric of a job; nan where it is not finite, None where there is none."""

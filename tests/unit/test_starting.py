@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from hiccups import Hiccups
 from rundirs import a_run
 
-from hpcsched import config, dialects
+from hpcsched import config, dialects, trust
 from hpcsched.agent import start
 from hpcsched.agent.allocation import requeue
 from hpcsched.agent.allocation.requeue import RequeuePlan, requeue_or_chain
@@ -35,11 +35,12 @@ from hpcsched.core.model import JobSpec, Kind
 from hpcsched.dialects.script import read as read_script
 from hpcsched.errors import BatchError, StoreError
 from hpcsched.jobfile import load
-from hpcsched.patience import kind_of
+from hpcsched.launch.remote.keys import Join, join_file, read_join, write_join
+from hpcsched.patience import kind_of, move
 from hpcsched.policy import make_policy
 from hpcsched.store import run_folders
 from hpcsched.store.database import Database
-from hpcsched.store.heads import claim_number
+from hpcsched.store.heads import claim_number, give_up_number
 from hpcsched.store.journal import Journal
 from hpcsched.store.profiles import load_profiles
 from hpcsched.store.rundir import RunDir, RunDirError, RunLock
@@ -307,6 +308,48 @@ def test_what_leads_nowhere_is_nothing_and_what_is_not_for_us_is_told(
         kind_of(tmp_path / "file")
 
 
+def test_what_has_moved_has_whatever_error_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, told = os.replace, [errno.EIO]
+
+    def replaces(*paths: Path) -> None:
+        own(*paths)
+        if told:
+            raise OSError(told.pop(), "")
+
+    monkeypatch.setattr(os, "replace", replaces)
+    (tmp_path / "a").write_text("1")
+    move(tmp_path / "a", tmp_path / "b")
+    assert not told and (tmp_path / "b").read_text() == "1"
+    with pytest.raises(FileNotFoundError):
+        move(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.long
+def test_nor_does_what_a_run_of_several_allocations_needs(tmp_path: Path, hiccups: Hiccups) -> None:
+    rundir = begun(tmp_path / "run")
+    names = ("run_id", "endpoint", "server_key", "client_public", "client_secret", "devices")
+    join = Join(life="2", hosts=("n1",), grace_s=5.0, **dict.fromkeys(names, "x"))
+
+    def takes_over() -> tuple[int, int, str]:
+        number = claim_number(rundir)
+        give_up_number(rundir, number)
+        machine, journal, _ = open_run(rundir, make_policy, detach=True)
+        journal.close()
+        write_join(join_file(rundir.root, "2"), join)
+        return number, len(machine.run.jobs), read_join(join_file(rundir.root, "2")).life
+
+    assert set(whichever(hiccups, takes_over)) == {(1, 2, "2")}
+
+
+def test_settings_that_were_accepted_are(tmp_path: Path, hiccups: Hiccups) -> None:
+    path, environ = tmp_path / "hpcsched.toml", {"HOME": str(tmp_path)}
+    path.write_text("margin = 9\n")
+    trust.accept(path, b"margin = 9\n", environ)
+    reads = partial(trust.read, path)
+    assert set(whichever(hiccups, reads)) == {reads()} and reads()[0] == b"margin = 9\n"
+    assert set(whichever(hiccups, partial(trust.accepted, path, b"margin = 9\n", environ))) == {True}
+
+
 class FarEnough(Exception):
     """All that is looked at has been done; tells of what comes next."""
 
@@ -331,7 +374,8 @@ def test_the_command_itself_comes_that_far(
         first = ["run", "--resume", "--dir", str(rundir.root), "--devices", "cpu:1", "--quiet"]
         return repr(CliRunner().invoke(cli, [*first, *words]).exception)
 
-    for words in ((), (str(jobs),), ("--", "./train.sh")):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin")
+    for words in ((), (str(jobs),), ("--", "./train.sh"), ("--", "train.sh"), ("train.sh",)):
         found = whichever(hiccups, partial(asks, *words))
         assert set(found) == {repr(FarEnough(True, int(bool(words))))}, words
 

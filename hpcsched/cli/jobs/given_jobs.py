@@ -22,7 +22,7 @@ from hpcsched.core.model import JobSpec
 from hpcsched.dialects.command import program_name
 from hpcsched.errors import ConfigError
 from hpcsched.jobfile import matrix
-from hpcsched.patience import settle
+from hpcsched.patience import patiently, settle
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,9 +50,9 @@ def is_job_file(words: Sequence[str], *, elsewhere: bool = False) -> bool:
     if len(words) > 1:
         return False
     try:
-        about = Path(words[0]).stat()
+        about = patiently(Path(words[0]).stat)
     except (OSError, ValueError):
-        if elsewhere or shutil.which(words[0]):
+        if elsewhere or _surely(partial(shutil.which, words[0]), *_path_folders(None)):
             return False
         accepted = "a job file (JOBS.toml), or a command that can be found"
         raise ConfigError(where=repr(words[0]), got="no file, and no command", accepted=accepted) from None
@@ -86,7 +86,8 @@ def check_programs(specs: Iterable[JobSpec], *, same_path: bool = True) -> list[
         if not _surely(partial(os.path.isdir, workdir), workdir):  # whatever the name is
             raise ConfigError(where=repr(workdir), got="no such folder", accepted="the folder to run in")
         here = os.path.join(workdir, program)  # noqa: PTH118
-        if not _surely(partial(shutil.which, here if "/" in program else program, path=path), here):
+        ask = partial(shutil.which, here if "/" in program else program, path=path)
+        if not _surely(ask, *([here] if "/" in program else _path_folders(path))):
             error = _not_found(program, there=os.path.isfile(here))  # noqa: PTH113
             if same_path or "/" in program:
                 raise error
@@ -94,12 +95,17 @@ def check_programs(specs: Iterable[JobSpec], *, same_path: bool = True) -> list[
     return doubts
 
 
-def _surely(ask: Callable[[], object], path: str) -> bool:
+def _surely(ask: Callable[[], object], *paths: str) -> bool:
     """Whether it is so; asked again where not: of a file system that does not answer it is not so, too."""
     if ask():
         return True
-    settle(Path(path))
+    for path in paths:
+        settle(Path(path))
     return bool(ask())
+
+
+def _path_folders(path: str | None) -> list[str]:
+    return (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep)
 
 
 def _not_found(program: str, *, there: bool) -> ConfigError:

@@ -141,10 +141,10 @@ def _search(
     def display(machine: Machine) -> SearchDisplay:
         with contextlib.suppress(OSError, StoreError):  # whatever is wrong there, the journal will tell
             if kind_of(kept) is None:
-                write_atomically(kept, text.encode())
+                write_atomically(kept, text.encode(), patient=True)
                 whole = command.replace(f"tune {file}", f"tune {shlex.quote(str(file.absolute()))}", 1)
                 again = f"hpcsched {whole} --resume --dir {shlex.quote(str(root))}"
-                write_atomically(kept.with_name(SEARCH_COMMAND), again.encode())
+                write_atomically(kept.with_name(SEARCH_COMMAND), again.encode(), patient=True)
         return SearchDisplay(machine, source, trials, quiet=options["quiet"])
 
     def report(life: Any) -> int:

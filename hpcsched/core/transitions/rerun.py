@@ -20,6 +20,8 @@ def coming_back(run: Run, ids: Iterable[int]) -> dict[int, int | None]:
     failed or was cancelled, and does not come back, stays as it is.
     """
     found: dict[int, int | None] = {i: None for i in ids if i in run.jobs and run.jobs[i].state.final}
+    if not found:
+        return {}  # without a look through all that were cancelled
     waiting: dict[str, list[Job]] = {}
     for job in run.jobs.in_state(JobState.CANCELLED):
         if job.reason and job.reason.why is Why.DEPENDENCY_NEVER_SATISFIED:

@@ -145,7 +145,8 @@ def write_join(path: Path, join: Join, *, alone: bool = True) -> None:
     """Write a join file atomically, for this user only. `alone`: those of earlier lives are removed. Raises
     StoreError."""
     temporary = path.with_name(f".{path.name}.tmp")
-    try:
+
+    def write() -> None:
         temporary.unlink(missing_ok=True)
         for prefix in (JOIN_PREFIX, JOINED_PREFIX) if alone else ():
             for old in path.parent.glob(f"{prefix}*"):
@@ -156,6 +157,9 @@ def write_join(path: Path, join: Join, *, alone: bool = True) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+
+    try:
+        patiently(write)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
