@@ -188,7 +188,8 @@ def test_jobs_that_were_cancelled_before_an_agent_took_them_come_as_such_and_nee
 
 
 def test_to_submit_a_job_does_not_go_through_all_that_there_have_been(monkeypatch):
-    driver = Driver(a_job("known", kind=Kind.COMMAND, command=("true",)), gpus=1)
+    first = [a_job(name, kind=Kind.COMMAND, command=("true",)) for name in ("known", "waits")]
+    driver = Driver(first[0], replace(first[1], after=("known",)), gpus=1)
     gone_through = Mock(side_effect=AssertionError("all of them"))
 
     class Keys(KeysView):
@@ -202,11 +203,33 @@ def test_to_submit_a_job_does_not_go_through_all_that_there_have_been(monkeypatc
     monkeypatch.setattr(Jobs, "_ids", gone_through)
     admission = Admission(machine=driver.machine, find_profiles=lambda models, gpu_type: (), stand_ins=False)
     jobs = [a_job(name, kind=Kind.COMMAND, command=("true",), after=("known",)) for name in ("a", "b")]
-    for more in ({}, {"update": True}):
-        _, answer = admission.submitted(
-            Command(command="submit", jobs=jobs, **more), at=0.0, gpus=1, cause="x"
-        )
-        assert answer.ids == [2, 3]
+    for update in (False, True):
+        command = Command(command="submit", jobs=jobs, update=update)
+        assert admission.submitted(command, at=0.0, gpus=1, cause="x")[1].ids == [3, 4]
+    changed = replace(driver.job("waits").spec, steps=7)
+    command = Command(command="submit", jobs=[changed], update=True)
+    ((event,), answer) = admission.submitted(command, at=0.0, gpus=1, cause="x")
+    assert event.updated[2].steps == 7 and answer.ids == [2]
+
+
+def test_a_change_that_closes_a_circle_is_refused():
+    names = {"a": (), "b": ("a",), "c": ("b",), "other": ("a",)}
+    jobs = {n: a_job(n, kind=Kind.COMMAND, command=("true",), after=after) for n, after in names.items()}
+    admission = Admission(
+        machine=Driver(*jobs.values(), gpus=1).machine,
+        find_profiles=lambda models, gpu_type: (),
+        stand_ins=False,
+    )
+    for after, said in {"c": "a cycle", "other": "a cycle", "a": "a cycle", "nobody": "is no job"}.items():
+        with pytest.raises(ConfigError, match=said):
+            admission.edits(
+                [replace(jobs["a"], after=(after,))],
+                update=True,
+                called_in="",
+                gpus=1,
+                where="submit",
+                living=False,
+            )
 
 
 def test_a_cancelled_job_leaves_its_name_to_one_that_was_submitted_later(tmp_path):
