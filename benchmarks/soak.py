@@ -6,8 +6,8 @@ An agent on three CPU slots takes jobs by its inbox: no-op jobs at --rate a seco
 contract and is suspended and resumed by its user all the time, and one that writes 1 GB a minute to its
 output, which its user removes. Meanwhile allocations join (`hpcsched join`, with --group-hosts node agents
 each, on this machine) and leave: there are --groups of them, and one after the other is ended, every second
-one by SIGKILL. `--groups 10 --group-hosts 10` has 100 node agents. Read every ten seconds: the agent's RSS,
-descriptors, threads and processor time, and the size of its files.
+one by SIGKILL to all of its processes. `--groups 10 --group-hosts 10` has 100 node agents. Read every ten
+seconds: the agent's RSS, descriptors, threads and processor time, and the size of its files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import subprocess
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 from common import Report, Scratch, hpcsched, main, median, spread, wait_for
 from growth import cpu_s_of, rss_of, slope_of
 
@@ -124,7 +124,10 @@ class Soak:
         """End the oldest group of hosts, and have another one come."""
         if len(self.guests) >= groups:
             oldest = self.guests.popleft()
-            oldest.send_signal(signal.SIGKILL if self.joined % 2 else signal.SIGTERM)
+            if self.joined % 2:
+                _end_of_job(oldest)
+            else:
+                oldest.terminate()
             self.leaving.append(oldest)
         self.leaving = [one for one in self.leaving if one.poll() is None]
         self.joined += 1
@@ -168,6 +171,14 @@ class Soak:
         )
 
 
+def _end_of_job(guest: subprocess.Popen[bytes]) -> None:
+    """Kill all of an allocation at once, as a batch system does."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in (*psutil.Process(guest.pid).children(recursive=True), psutil.Process(guest.pid)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 def measure(options: argparse.Namespace) -> Report:
     seconds, every_s = (20.0, 1.0) if options.quick else (60 * options.minutes, READ_EVERY_S)
     life_s = seconds / 4 if options.quick else options.life_s
@@ -187,7 +198,6 @@ def measure(options: argparse.Namespace) -> Report:
                     guest.terminate()
                 for guest in (*soak.guests, *soak.leaving):
                     guest.wait(LEFT_WITHIN_S)
-        # The node agents of those that were killed leave when they have not heard of the run for long.
         wait_for(lambda: not _left(rundir.root), "the end of all node agents", deadline_s=LEFT_WITHIN_S)
     return report
 
