@@ -199,6 +199,8 @@ class Admission:
         old = [submission.checked(job, where="submit") for job in command.wanted if job.name in names]
         new = [submission.checked(job, where="submit") for job in command.jobs if job.name not in names]
         edits = self.edits(old, update=command.update, called_in=command.workdir, gpus=gpus, where="submit")
+        if sharing := {job.model for job in edits.updated.values() if shares_a_gpu(job)}:
+            self._sharing.update(sharing)
         # What has waited for this agent may have come with its job file meanwhile.
         agreed = command.update or self.machine.run.reads_inbox
         if not (new or edits.updated or edits.ignored or agreed):
@@ -265,9 +267,9 @@ class Admission:
         if not new:
             return ()
         first = new - self._sharing
+        found, known = self.find_shared() if first else (), self._sharing | new
         self._sharing.update(new)
-        found = self.find_shared() if first else ()
-        return tuple(use for use in found if first & {*use.models} and {*use.models} <= self._sharing)
+        return tuple(use for use in found if first & {*use.models} and {*use.models} <= known)
 
     @cached_property
     def _sharing(self) -> set[str]:

@@ -22,8 +22,8 @@ from hpcsched.store.site_records import Life, Training
 PERIOD_S = 600.0
 """How often it is written, in real seconds (chosen): what a killed agent may leave out."""
 
-MOST_SHARE = 0.01
-"""The largest share of the time that goes into it (chosen)."""
+MOST_SHARE, MOST_PERIOD_S = 0.01, 3600.0
+"""The largest share of the time that goes into it, where that is not less often than so (chosen)."""
 
 
 _NOBODY = (0, 0)
@@ -126,7 +126,8 @@ class SiteRecord:
         if self._clock() >= self._due and self._begun:
             began = self._clock()
             self._write(over=False)
-            self._due = began + max(PERIOD_S, (self._clock() - began) / MOST_SHARE)
+            took_s = self._clock() - began
+            self._due = began + max(PERIOD_S, min(took_s / MOST_SHARE, MOST_PERIOD_S))
 
     def close(self) -> None:
         """Write it for the last time."""

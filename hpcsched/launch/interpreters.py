@@ -272,7 +272,6 @@ class Interpreters:
     def _in_path(self, names: list[str] | tuple[str, ...]) -> Iterator[str]:
         """The programs of one of these names in PATH, folder by folder."""
         for folder in self._environ.get("PATH", os.defpath).split(os.pathsep):
-            settle(Path(folder))
             for name in names if folder.startswith("/") else ():
                 path = os.path.join(folder, name)  # noqa: PTH118
                 if os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113
@@ -283,7 +282,6 @@ class Interpreters:
         looked = list(dict.fromkeys(self._conda_folders()))
         for folder in looked if name not in (".", "..") else ():
             path = folder.parent if name == "base" and folder.name == "envs" else folder / name
-            settle(path / "conda-meta")
             if os.path.isdir(path / "conda-meta"):  # noqa: PTH112 - it raises nothing
                 return str(path)
         unset = "no conda is known here: CONDA_EXE and CONDA_ENVS_PATH are not set"

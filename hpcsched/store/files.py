@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
+from typing import BinaryIO
 
 from hpcsched.errors import StoreError
 from hpcsched.patience import patiently
@@ -75,3 +77,24 @@ def open_behind(path: Path, length: int) -> tuple[int, os.stat_result]:
     except OSError:
         os.close(descriptor)
         raise
+
+
+def copied(path: Path) -> tuple[Path, BinaryIO, BinaryIO, contextlib.ExitStack]:
+    """A copy beside a file, on disk; both of them, open; and what closes them. Raises OSError."""
+    copy = path.with_name(f".{path.name}.tmp")
+    copy.unlink(missing_ok=True)
+    with contextlib.ExitStack() as both:
+        old, new = both.enter_context(path.open("rb")), both.enter_context(copy.open("xb"))
+        os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
+        copy_from(0, old, new)
+        return copy, old, new, both.pop_all()
+
+
+def copy_from(offset: int, old: BinaryIO, new: BinaryIO) -> None:
+    """Copy what is behind an offset, on disk when this returns. Raises OSError; can be done again."""
+    old.seek(offset)
+    new.seek(offset)
+    new.truncate()
+    shutil.copyfileobj(old, new)
+    new.flush()
+    os.fsync(new.fileno())

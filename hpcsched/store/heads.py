@@ -70,7 +70,7 @@ def _write_claim(path: Path) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(_Claim(os.uname().nodename, pid, process_started(pid) or 0)))
     except OSError:
-        patiently(path.unlink)  # a claim without a name keeps others out
+        patiently(partial(path.unlink, missing_ok=True))  # a claim without a name keeps others out
         raise
 
 

@@ -18,13 +18,12 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from zlib import crc32
 
 import msgspec
@@ -35,7 +34,7 @@ from hpcsched.decoding import read_file
 from hpcsched.errors import BadInput, StoreError
 from hpcsched.patience import move, patiently
 from hpcsched.store.archive import Mark, read_part
-from hpcsched.store.files import open_behind, sync_folder, write_all
+from hpcsched.store.files import copied, copy_from, open_behind, sync_folder, write_all
 from hpcsched.store.rundir import NewerRun
 from hpcsched.store.spare import preallocate
 
@@ -289,27 +288,13 @@ def detach(path: Path) -> None:
     any more: it finds that its file is gone, and what it had written by then is in the copy. Raises
     StoreError."""
     try:
-        with contextlib.ExitStack() as stack:
-            copy, old, new = patiently(partial(_copied, path, stack))
+        copy, old, new, both = patiently(partial(copied, path))
+        with both:
             move(copy, path)
-            shutil.copyfileobj(old, new)  # what was written between the two
-            new.flush()
-            os.fsync(new.fileno())
+            patiently(partial(copy_from, new.tell(), old, new))  # what was written between the two
         patiently(partial(sync_folder, path.parent))
     except OSError as error:
         raise StoreError(f"cannot take {path} over: {error.strerror or error}") from error
-
-
-def _copied(path: Path, stack: contextlib.ExitStack) -> tuple[Path, BinaryIO, BinaryIO]:
-    """A copy beside a file, on disk, and both of them open behind what is copied. Raises OSError."""
-    copy = path.with_name(f".{path.name}.tmp")
-    copy.unlink(missing_ok=True)
-    old, new = stack.enter_context(path.open("rb")), stack.enter_context(copy.open("xb"))
-    os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
-    shutil.copyfileobj(old, new)
-    new.flush()
-    os.fsync(new.fileno())
-    return copy, old, new
 
 
 class Journal:

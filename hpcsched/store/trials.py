@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hpcsched.core.model import JobState
 from hpcsched.decoding import decode_object, last_lines, read_file
 from hpcsched.dialects import number_pattern
 from hpcsched.errors import BadInput, StoreError
-from hpcsched.patience import patiently
+from hpcsched.patience import kind_of, patiently
 from hpcsched.printing import printable
 from hpcsched.store.files import write_atomically
 from hpcsched.store.rundir import RunDir
@@ -89,8 +90,13 @@ class ProgramTrials(Trials):
 
     def any_read(self) -> bool:
         """Whether a metric has been read in this run, now or earlier."""
-        jobs = self._rundir.root / files.JOBS
-        return patiently(lambda: any(jobs.glob(f"*/{files.metric('*')}")))
+        jobs, name = self._rundir.root / files.JOBS, files.metric("*")
+
+        def any_there() -> bool:  # not by `glob`: that may take any error for an empty folder
+            folders = [job for job in jobs.iterdir() if job.name.isdecimal()]
+            return any(fnmatch(path.name, name) for folder in folders for path in folder.iterdir())
+
+        return kind_of(jobs) is not None and patiently(any_there)
 
     def _value(self, job: Job, trial: int, bracket: int, rung: int) -> float | None:
         """The metric of a job; nan where it is not finite, None where there is none."""

@@ -25,6 +25,7 @@ CALLS = (
     "replace",
     "rename",
     "mkdir",
+    "fsync",
     "statvfs",
 )
 
@@ -47,8 +48,10 @@ class Hiccups:
     def none(self) -> Iterator[None]:
         """Within this, no call fails or counts."""
         left, self.left = self.left, 0
-        yield
-        self.left = left
+        try:
+            yield
+        finally:
+            self.left = left
 
     def _call(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **keys: Any) -> Any:

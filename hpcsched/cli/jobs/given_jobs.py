@@ -9,7 +9,7 @@ import shlex
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,8 +100,13 @@ def _surely(ask: Callable[[], object], *paths: str) -> bool:
     if ask():
         return True
     for path in paths:
-        settle(Path(path))
+        _settle_once(path)
     return bool(ask())
+
+
+@cache
+def _settle_once(path: str) -> None:
+    settle(Path(path))  # of a folder that never answers this takes long
 
 
 def _path_folders(path: str | None) -> list[str]:

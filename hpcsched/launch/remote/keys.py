@@ -148,8 +148,8 @@ def write_join(path: Path, join: Join, *, alone: bool = True) -> None:
 
     def write() -> None:
         temporary.unlink(missing_ok=True)
-        for prefix in (JOIN_PREFIX, JOINED_PREFIX) if alone else ():
-            for old in path.parent.glob(f"{prefix}*"):
+        for old in [*path.parent.iterdir()] if alone else ():
+            if old.name.startswith((JOIN_PREFIX, JOINED_PREFIX)):
                 old.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -59,6 +60,7 @@ _TOLD_TO_END = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
 """Of one that was to leave before it could save, and did not end in time: it may load its libraries."""
 
 _NO_ROOM_FOR_JOBS = f"{os.strerror(errno.ENOSPC)} for jobs"
+_ENDS_IT = re.compile("healed|kill agent|.* for ")
 _SEEN_WITHIN_S = 1.5
 """How long the agent may take to look why a program has failed."""
 
@@ -206,10 +208,12 @@ def _full_disks(world: World, machine: Machine) -> Iterator[str]:
         for event, _ in journal.read(world.bench.rundir.journal)
         if isinstance(event, WorkersExited)
     }
+    if world.schedule.flavour != "disks":  # in others the agent may be stopped until the disk is well again
+        return
     full = [since for since, what in world.disturbed if what == _NO_ROOM_FOR_JOBS]
     for since, name in product(full, world.ledgers()):
-        later = (at for at, what in world.disturbed if at > since and (what == "healed" or " for " in what))
-        until = next(later, since)
+        ends = (at for at, what in world.disturbed if at > since and _ENDS_IT.match(what))
+        until = next(ends, since)
         for line in world.ledger(name):
             exited = exits.get((machine.run.by_name.get(name, 0), line.attempt))
             if line.what != "fail" or exited is None or not since < line.at < until - _SEEN_WITHIN_S:

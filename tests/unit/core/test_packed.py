@@ -270,3 +270,12 @@ def test_jobs_that_are_kept_as_bytes_are_read_when_they_are_asked_for() -> None:
     for job_id in (0, -1, 2**40):
         with pytest.raises(ValueError, match="a job of id"):
             Jobs().keep([(job_id, JobState.COMPLETED, 2.0, b"9")], reads, most=100)
+
+
+def test_what_was_all_over_before_is_not_gone_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = Jobs()
+    ends = [(1, JobState.COMPLETED, 5.0, b"1"), (2, JobState.COMPLETED, 8.0, b"2")]
+    jobs.keep(ends, lambda data: of_all_kinds(int(data)), most=2)
+    assert [job.id for job in jobs.since(8.0)] == [2]
+    monkeypatch.setattr(Jobs, "_ids", lambda self: pytest.fail("all of them"))
+    assert list(jobs.since(8.1)) == []

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from hpcsched.agent.admission import Admission
+from hpcsched.agent.inbox import Command
 from hpcsched.cli.jobs import about_sharing
 from hpcsched.cli.jobs.explain import what_is_next
 from hpcsched.cli.profile.lookup import shared_uses
@@ -19,6 +21,7 @@ from hpcsched.core.mechanisms.sharing.mechanism import MORE, TWICE, Sharing
 from hpcsched.core.mechanisms.sharing.shares import GROWTH, RESERVE, Use
 from hpcsched.core.model import ComputeMode, HostCores, JobState, Kind, Progress, Role
 from hpcsched.core.needs import Needs
+from hpcsched.core.packed import Jobs
 from hpcsched.core.reasons import Reason, Why
 from hpcsched.core.shared_use import SharedUse
 from hpcsched.policy.sharing import SETTLED_S, SILENT_S, why_waiting
@@ -252,6 +255,34 @@ def the_next_run(run, database, *specs):
     for event in admission.events(jobs, at=other.now, gpus=1, where="jobs"):
         other.handle(event)
     return other
+
+
+def test_what_was_seen_is_asked_for_once_for_each_model_without_a_look_at_all_jobs(monkeypatch):
+    run = on_gpus(sharing("a", "x"))
+    known = [SharedUse(models=models, together=1.0) for models in (("x", "y"), ("x", "z"), ("y", "z"))]
+    shared = Mock(return_value=known)
+    admission = Admission(
+        machine=run.machine, find_profiles=lambda models, gpu_type: (), stand_ins=False, find_shared=shared
+    )
+
+    def submits(spec, *, update=False, looks=False):
+        command = Command(
+            command="submit", jobs=[replace(spec, kind=Kind.COMMAND, command=("train",))], update=update
+        )
+        with monkeypatch.context() as patch:
+            if not looks:
+                patch.setattr(Jobs, "_ids", Mock(side_effect=AssertionError("all of them")))
+            events, _ = admission.submitted(command, at=run.now, gpus=1, cause="")
+        for event in events:
+            run.handle(event)
+        return [use.models for event in events if isinstance(event, ev.SharedUsesKnown) for use in event.uses]
+
+    assert submits(sharing("b", "y"), looks=True) == [("x", "y")]
+    assert submits(a_job("c", "z", gpus=1)) == [] and shared.call_count == 1
+    assert submits(sharing("c", "z"), update=True) == [], "of what is changed, as ever"
+    assert submits(sharing("d", "y")) == [] and shared.call_count == 1
+    shared.return_value = [*known, SharedUse(models=("v", "z"), together=1.0)]
+    assert submits(sharing("e", "v")) == [("v", "z")]
 
 
 def test_what_was_seen_is_known_to_the_next_run(tmp_path):
