@@ -225,8 +225,12 @@ def saved_steps(
         except BadInput:
             continue  # it says nothing: what is on record stands
         if job.state.active:
-            if record and (not job.traits.anew or is_aside(rundir.job(job.id), job.attempt)):
-                steps[job.id] = record.step
+            lost = (
+                record is None and alone and job.saved_step
+            )  # it was in memory, and was to go on from there
+            counts = not job.traits.anew or is_aside(rundir.job(job.id), job.attempt)
+            if counts and (record or lost):
+                steps[job.id] = record.step if record else 0
         elif (step := record.step if record else 0) < (job.saved_step or 0):
             steps[job.id] = step
     for job in machine.run.jobs.since(machine.run.now - KEPT_WITHIN_S) if alone else ():

@@ -52,7 +52,10 @@ class Takeover:
             if job.id not in event.adopted:
                 why = "the agent was gone"
                 why += ", and its host has not been heard of" * (job.id in event.unsure)
-                self._endings.lost(job, event.saved_steps.get(job.id), why, counts=False)
+                saved = event.saved_steps.get(job.id)
+                if saved == 0 and self._run.rules >= 4:
+                    saved = None  # of what it was to go on from nothing has come to disk: see below
+                self._endings.lost(job, saved, why, counts=False)
         for job_id, step in event.saved_steps.items():
             if job_id not in event.adopted:
                 self._endings.never_on_disk(self._run.jobs[job_id], step)

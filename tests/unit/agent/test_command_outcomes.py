@@ -13,7 +13,7 @@ from hpcsched.agent.recovery import saved_steps
 from hpcsched.core import events as ev
 from hpcsched.core.model import JobSpec, Kind, Restart
 from hpcsched.store.rundir import RunDir
-from hpcsched.testing.builders import Driver, a_job
+from hpcsched.testing.builders import Driver, a_job, some_devices
 
 PROGRAM = a_job("x", kind=Kind.COMMAND, command=("train",), retries=0)
 TRAINER = a_job("x", kind=Kind.TRAINER, trainer="m:T")
@@ -104,6 +104,25 @@ def test_nobody_waits_for_what_a_job_that_was_suspended_before_its_first_step_ha
     (rundir.job(1) / "held.1").touch()
     assert saved_steps(rundir, driver.machine, alone=True) == {}
     assert not (rundir.job(1) / "held.1").exists()
+
+
+def test_a_job_that_was_to_go_on_from_memory_begins_anew_where_nothing_came_to_disk(tmp_path: Path) -> None:
+    driver = Driver(PROGRAM)
+    driver.runs("x")
+    driver.reports("x", 13)
+    driver.suspend("x")
+    driver.exits("x", 75, 13, 13, held=True)
+    driver.resume("x")
+    assert driver.states() == ["STARTING"] and driver.job("x").saved_step == 13
+    rundir = RunDir(tmp_path)
+    rundir.job(1).mkdir(parents=True)
+    assert saved_steps(rundir, driver.machine, alone=False) == {}, "a node agent may still be writing it"
+    found = saved_steps(rundir, driver.machine)
+    assert found == {1: 0}
+    started = {**driver.machine.decides_by, "devices": some_devices(1), "policy": "marble"}
+    driver.tell(ev.AgentStarted, wall=2e9, saved_steps=found, **started)
+    job = driver.job("x")
+    assert (job.step, job.saved_step, job.repeated) == (0, None, 13)
 
 
 def test_a_suspend_of_a_program_that_saves_by_itself_is_taken_and_says_what_it_costs() -> None:
