@@ -53,7 +53,7 @@ class Takeover:
                 why = "the agent was gone"
                 why += ", and its host has not been heard of" * (job.id in event.unsure)
                 saved = event.saved_steps.get(job.id)
-                if saved == 0 and self._run.rules >= 4:
+                if saved == 0 and job.saved_step and self._run.rules >= 4:
                     saved = None  # of what it was to go on from nothing has come to disk: see below
                 self._endings.lost(job, saved, why, counts=False)
         for job_id, step in event.saved_steps.items():
