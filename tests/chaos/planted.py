@@ -116,8 +116,8 @@ FAULTS = (
     Fault(
         "a crash loses a step that was saved",
         "agent/recovery.py",
-        "                steps[job.id] = record.step\n        elif",
-        "                steps[job.id] = max(0, record.step - 1)\n        elif",
+        "                steps[job.id] = record.step if record else 0\n        elif",
+        "                steps[job.id] = max(0, record.step - 1) if record else 0\n        elif",
     ),
     Fault(
         "time in which all was stopped counts",
