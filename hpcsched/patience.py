@@ -54,6 +54,11 @@ def kind_of(path: Path) -> int | None:
         raise
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder at a path; as `kind_of`."""
+    return kind_of(path) == stat.S_IFDIR
+
+
 def move(path: Path, to: Path) -> None:
     """Put a file or folder in the place of another one, patiently: an error may be told of what was done.
     Raises OSError."""

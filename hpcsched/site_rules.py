@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hpcsched.contract.schema import Accepted, check, many, number, printed, table
 from hpcsched.errors import ConfigError
-from hpcsched.patience import settle
+from hpcsched.patience import patiently
 
 LIMIT_KEYS = {
     "least": number("the least that is accepted: a number"),
@@ -55,10 +54,17 @@ class Limit:
         """Whether a value is accepted. Links in a place are followed."""
         if not self.below:
             return bool(self.nearest(value) == value)
-        settle(Path(value))
-        real = os.path.realpath(value)
-        roots = (os.path.realpath(root) for root in self.below)
+        real = _real(value)
+        roots = map(_real, self.below)
         return any(real == root or real.startswith(f"{root.rstrip('/')}/") for root in roots)
+
+
+def _real(path: str) -> str:
+    """A path without links; of one that is not there as far as it is."""
+    try:
+        return patiently(lambda: os.path.realpath(path, strict=True))
+    except OSError:
+        return os.path.realpath(path)
 
 
 @dataclass

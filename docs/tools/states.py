@@ -77,7 +77,11 @@ ENDS: dict[Ended, tuple[tuple[str, ...], str, str]] = {
         "it has gone over in place",
         "RUNNING, in the next attempt, from that step on",
     ),
-    Ended.FAILED: ((STARTS, RUNS, RESIZES), "any other exit", "waits again, or FAILED, OUT_OF_MEMORY"),
+    Ended.FAILED: (
+        (STARTS, RUNS, RESIZES, LEAVES),
+        "any other exit; one that is asked to leave: it could not be started",
+        "waits again, or FAILED, OUT_OF_MEMORY",
+    ),
     Ended.CANCELLED: ((LEAVES,), "it was to end for good", "CANCELLED; TIMEOUT if its time was up"),
     Ended.LOST: (
         (STARTS, RUNS, RESIZES, LEAVES),

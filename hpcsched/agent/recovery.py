@@ -225,10 +225,8 @@ def saved_steps(
         except BadInput:
             continue  # it says nothing: what is on record stands
         if job.state.active:
-            lost = (
-                record is None and alone and job.saved_step
-            )  # it was in memory, and was to go on from there
             counts = not job.traits.anew or is_aside(rundir.job(job.id), job.attempt)
+            lost = alone and bool(job.saved_step)  # where no record is on disk it was in memory
             if counts and (record or lost):
                 steps[job.id] = record.step if record else 0
         elif (step := record.step if record else 0) < (job.saved_step or 0):

@@ -16,7 +16,7 @@ from hpcsched import config
 from hpcsched.accounts import name_of
 from hpcsched.durations import parse_duration
 from hpcsched.errors import ConfigError, HpcschedError, NoSuchRun, UnknownJob
-from hpcsched.patience import settle
+from hpcsched.patience import is_folder, settle
 from hpcsched.printing import json_for_terminals, printable, suggestion
 from hpcsched.store import run_folders
 from hpcsched.store.rundir import RunDir, RunDirError
@@ -396,10 +396,9 @@ def database_path(given: str | None) -> Path:
 
 def check_chart(path: Path, option: str = "--gantt") -> None:
     """Refuse a figure that could not be written at the end."""
-    settle(path.absolute().parent)
-    if not path.absolute().parent.is_dir():
+    if not is_folder(path.absolute().parent):
         raise ConfigError(where=option, got=f"no folder {path.parent}", accepted="a file in a folder")
-    if path.is_dir():
+    if is_folder(path):
         raise ConfigError(where=option, got=f"{path}: a folder", accepted="a file")
     needs("matplotlib", "a figure", "report")
 
@@ -430,6 +429,6 @@ def needs_numpy() -> None:
 
 def needs_place(where: str, file: Path) -> None:
     """Raise ConfigError, in the name of the option `where`, unless a file of that name could be written."""
-    if file.is_dir() or not file.absolute().parent.is_dir():
-        got = f"{file}: {'a folder' if file.is_dir() else 'no such place'}"
+    if (folder := is_folder(file)) or not is_folder(file.absolute().parent):
+        got = f"{file}: {'a folder' if folder else 'no such place'}"
         raise ConfigError(where=where, got=got, accepted="a file in a folder")

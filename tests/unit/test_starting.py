@@ -10,7 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
+from zlib import crc32
 
 import pytest
 from click.testing import CliRunner
@@ -21,30 +23,42 @@ from hpcsched import config, dialects, trust
 from hpcsched.agent import start
 from hpcsched.agent.allocation import requeue
 from hpcsched.agent.allocation.requeue import RequeuePlan, requeue_or_chain
+from hpcsched.agent.job_folder import is_aside
 from hpcsched.agent.recovery import open_run
 from hpcsched.agent.request import RunRequest
 from hpcsched.agent.resources import Observer
-from hpcsched.agent.run_lock import refuse_other_run
+from hpcsched.agent.run_lock import _last_sign, refuse_other_run
 from hpcsched.batch import open_batch
 from hpcsched.batch.base import BatchSystem, EndReason
+from hpcsched.batch.lsf_text import slots_of
+from hpcsched.batch.sge import Sge
+from hpcsched.cli.common import needs_place
+from hpcsched.cli.jobs.given_jobs import _settle_once, check_programs
 from hpcsched.cli.main import cli
 from hpcsched.cli.profile.lookup import layer_profile, parallel_programs, profile_finder, shared_uses
+from hpcsched.cli.run.run import _checked
+from hpcsched.contract import files
 from hpcsched.contract.exits import WORK_LEFT
 from hpcsched.core import events as ev
 from hpcsched.core.model import JobSpec, Kind
 from hpcsched.dialects.script import read as read_script
-from hpcsched.errors import BatchError, StoreError
+from hpcsched.errors import BatchError, ConfigError, StoreError
 from hpcsched.jobfile import load
+from hpcsched.launch.plans import claim_checkpoints
 from hpcsched.launch.remote.keys import Join, join_file, read_join, write_join
 from hpcsched.patience import kind_of, move
 from hpcsched.policy import make_policy
+from hpcsched.site_rules import Limit
 from hpcsched.store import run_folders
+from hpcsched.store.archive import Mark, read_part, write_part
 from hpcsched.store.database import Database
 from hpcsched.store.heads import claim_number, give_up_number
 from hpcsched.store.journal import Journal
 from hpcsched.store.profiles import load_profiles
 from hpcsched.store.rundir import RunDir, RunDirError, RunLock
+from hpcsched.store.trials import ProgramTrials
 from hpcsched.testing.builders import a_job
+from hpcsched.tuning.search import Search
 
 ALWAYS = 10**9
 
@@ -348,6 +362,60 @@ def test_settings_that_were_accepted_are(tmp_path: Path, hiccups: Hiccups) -> No
     reads = partial(trust.read, path)
     assert set(whichever(hiccups, reads)) == {reads()} and reads()[0] == b"margin = 9\n"
     assert set(whichever(hiccups, partial(trust.accepted, path, b"margin = 9\n", environ))) == {True}
+
+
+def test_nor_is_a_question_answered_wrongly_that_comes_before(tmp_path: Path, hiccups: Hiccups) -> None:
+    rundir = begun(tmp_path / "run")
+    rundir.status.touch()
+    (rundir.job(1) / files.metric("1")).parent.mkdir(parents=True)
+    (rundir.job(1) / files.metric("1")).touch()
+    (rundir.job(1) / files.state_before(2)).touch()
+    hosts, below, link = tmp_path / "hosts", tmp_path / "below", tmp_path / "link"
+    hosts.write_text("n1 2 q\n")
+    (below / "1").mkdir(parents=True, mode=0o777)
+    (below / "1").chmod(0o777)
+    link.symlink_to(below)
+    records = rundir.journal.read_bytes()
+    end = Mark(1, len(records), crc32(records))
+    write_part(rundir.journal, end, records)
+    search = cast(Search, SimpleNamespace(result="", brackets=lambda: ()))
+    trials = ProgramTrials(search, rundir.root)
+
+    def claims() -> str:
+        with pytest.raises(ConfigError) as refused:
+            claim_checkpoints(below, "1")
+        return str(refused.value)
+
+    asked: dict[str, Callable[[], Any]] = {
+        "sign of life": partial(_last_sign, rundir),
+        "begun anew": partial(is_aside, rundir.job(1), 2),
+        "metrics": trials.any_read,
+        "folder of a trial": partial(trials.make_folder, 1),
+        "claim": claims,
+        "hosts of LSF": partial(slots_of, {"LSB_DJOB_HOSTFILE": str(hosts)}),
+        "hosts of SGE": Sge({"PE_HOSTFILE": str(hosts)})._slots,
+        "place": partial(Limit(file="site.toml", below=(str(below),)).admits, str(link)),
+        "other place": partial(Limit(file="site.toml", below=(str(link),)).admits, str(tmp_path)),
+        "metrics file": partial(_checked, tmp_path / "x.prom"),
+        "archive": partial(read_part, rundir.journal, Mark(), end),
+        "figure": partial(needs_place, "--output", tmp_path / "x.svg"),
+    }
+    for what, ask in asked.items():
+        first = repr(ask())
+        assert set(map(repr, whichever(hiccups, ask))) == {first}, what
+
+
+def test_a_program_is_there_where_its_folder_does_not_answer_for_a_while(
+    tmp_path: Path, hiccups: Hiccups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.sh").touch(mode=0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for program in ("train.sh", "./train.sh"):
+        job = JobSpec(name="z", kind=Kind.COMMAND, model="z", command=(program,), workdir=str(tmp_path))
+        for calls in range(1, 9):
+            _settle_once.cache_clear()
+            hiccups.fails(calls, errno.ESTALE)
+            assert check_programs([job]) == [] and hiccups.left == 0
 
 
 class FarEnough(Exception):

@@ -52,7 +52,7 @@ def is_job_file(words: Sequence[str], *, elsewhere: bool = False) -> bool:
     try:
         about = patiently(Path(words[0]).stat)
     except (OSError, ValueError):
-        if elsewhere or _surely(partial(shutil.which, words[0]), *_path_folders(None)):
+        if elsewhere or _surely(partial(shutil.which, words[0]), *os.get_exec_path()):
             return False
         accepted = "a job file (JOBS.toml), or a command that can be found"
         raise ConfigError(where=repr(words[0]), got="no file, and no command", accepted=accepted) from None
@@ -87,7 +87,8 @@ def check_programs(specs: Iterable[JobSpec], *, same_path: bool = True) -> list[
             raise ConfigError(where=repr(workdir), got="no such folder", accepted="the folder to run in")
         here = os.path.join(workdir, program)  # noqa: PTH118
         ask = partial(shutil.which, here if "/" in program else program, path=path)
-        if not _surely(ask, *([here] if "/" in program else _path_folders(path))):
+        folders = os.get_exec_path(None if path is None else {"PATH": path})
+        if not _surely(ask, *([here] if "/" in program else folders)):
             error = _not_found(program, there=os.path.isfile(here))  # noqa: PTH113
             if same_path or "/" in program:
                 raise error
@@ -107,10 +108,6 @@ def _surely(ask: Callable[[], object], *paths: str) -> bool:
 @cache
 def _settle_once(path: str) -> None:
     settle(Path(path))  # of a folder that never answers this takes long
-
-
-def _path_folders(path: str | None) -> list[str]:
-    return (os.environ.get("PATH", os.defpath) if path is None else path).split(os.pathsep)
 
 
 def _not_found(program: str, *, there: bool) -> ConfigError:

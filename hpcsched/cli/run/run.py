@@ -46,7 +46,7 @@ from hpcsched.contract.variables import LANE_MODE
 from hpcsched.core.machine import Machine
 from hpcsched.core.model import JobSpec, PythonEnvironment
 from hpcsched.errors import ConfigError, HpcschedError
-from hpcsched.patience import kind_of, settle
+from hpcsched.patience import is_folder, kind_of
 from hpcsched.store import run_folders
 
 if TYPE_CHECKING:
@@ -173,8 +173,7 @@ def run(
 def _checked(metrics_file: Path) -> Path:
     """The file's absolute path; raises ConfigError for one that is not read, or that cannot be written."""
     path = metrics_file.absolute()
-    settle(path.parent)
-    if path.suffix != ".prom" or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+    if path.suffix != ".prom" or not is_folder(path.parent) or not os.access(path.parent, os.W_OK):
         accepted = "a file name that ends in .prom, in a folder that can be written"
         raise ConfigError(where="--metrics-file", got=str(metrics_file), accepted=accepted)
     return path

@@ -54,7 +54,7 @@ class Takeover:
                 why += ", and its host has not been heard of" * (job.id in event.unsure)
                 saved = event.saved_steps.get(job.id)
                 if saved == 0 and job.saved_step and self._run.rules >= 4:
-                    saved = None  # of what it was to go on from nothing has come to disk: see below
+                    saved = None  # of what it was to go on from nothing came to disk: `never_on_disk`
                 self._endings.lost(job, saved, why, counts=False)
         for job_id, step in event.saved_steps.items():
             if job_id not in event.adopted:

@@ -203,13 +203,13 @@ def _hiccups(world: World, machine: Machine) -> Iterator[str]:
 
 def _full_disks(world: World, machine: Machine) -> Iterator[str]:
     """Who fails as its disk is full, as that one says itself, has not failed by its own fault."""
+    if world.schedule.flavour != "disks":  # in others the agent may be stopped until the disk is well again
+        return
     exits = {
         (event.job_id, event.attempt): event
         for event, _ in journal.read(world.bench.rundir.journal)
         if isinstance(event, WorkersExited)
     }
-    if world.schedule.flavour != "disks":  # in others the agent may be stopped until the disk is well again
-        return
     full = [since for since, what in world.disturbed if what == _NO_ROOM_FOR_JOBS]
     for since, name in product(full, world.ledgers()):
         ends = (at for at, what in world.disturbed if at > since and _ENDS_IT.match(what))

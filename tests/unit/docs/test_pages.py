@@ -84,10 +84,10 @@ def test_attempts_do_in_random_histories_what_is_drawn(
 
     monkeypatch.setattr(Machine, "handle", watched)
     few = settings(
-        max_examples=60, stateful_step_count=25, phases=[Phase.generate], derandomize=True, database=None
+        max_examples=60, stateful_step_count=50, phases=[Phase.generate], derandomize=True, database=None
     )
     run_state_machine_as_test(AnythingGoes, settings=few)
     ends = {(phase, end) for end, (phases, *_) in states.ENDS.items() for phase in phases}
     drawn = {w for w in seen if w[1:] in ends or w[2] in states.may_become(w[1], w[0])}
     assert seen - drawn == set()
-    assert len({way[1:] for way in seen}) > 7
+    assert len({way[1:] for way in seen}) > 8

@@ -327,7 +327,8 @@ def test_a_full_disk_puts_it_off(tmp_path: Path, events: list[ev.Event], calls: 
         writer.append(events[12:])
         writer.close()
         assert told(path) == events
-    assert failed >= 10  # EIO is waited for where something is only read
+    # What may pass is waited for: it fails what cannot be done twice alone.
+    assert 5 < failed <= 10 if number == errno.EIO else failed > 30
 
 
 def test_who_was_followed_by_another_does_not_put_a_file_in_the_place_of_his(

@@ -10,7 +10,9 @@ from hpcsched.core import events as ev
 from hpcsched.core.actions import Launch
 from hpcsched.core.definitions import differing
 from hpcsched.core.model import JobState, Kind, Training
+from hpcsched.core.packed import Jobs
 from hpcsched.core.reasons import Why
+from hpcsched.core.transitions.rerun import coming_back
 from hpcsched.testing.builders import Driver, a_job, a_profile
 
 PROFILES = (a_profile("m", [1, 2, 3, 2.5]),)
@@ -321,3 +323,10 @@ def test_one_that_is_to_wait_for_a_job_that_was_cancelled_is_cancelled_too():
     assert str(driver.job("z").reason).count("y") and driver.job("z").reason.why is (
         Why.DEPENDENCY_NEVER_SATISFIED
     )
+
+
+def test_where_nothing_comes_back_not_all_that_were_cancelled_are_gone_through(monkeypatch):
+    driver = failed(a_job("next", "m", after=("x",)))
+    assert list(coming_back(driver.machine.run, (1,))) == [1, 2]
+    monkeypatch.setattr(Jobs, "in_state", lambda *_: pytest.fail("all of them"))
+    assert coming_back(driver.machine.run, ()) == {}
